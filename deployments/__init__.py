@@ -1,0 +1,1 @@
+"""What Ray Serve deploys: application builder, configuration, HTTP ingress and the supervisors of workers."""

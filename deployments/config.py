@@ -1,0 +1,142 @@
+"""The deployment's configuration: the `args` of the Serve config file, validated once and then trusted."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workers.drafters.registry import DrafterKind, DrafterSpec
+from workers.engine.config import EngineConfig
+from workers.errors import ConfigurationError
+from workers.router.config import RouterConfig
+
+DataType = Literal["float32", "bfloat16", "float16"]
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class WorkerSection(_Section):
+    """What target and drafters have in common: a model, and the device that runs it."""
+
+    model: str = Field(min_length=1, description="Hugging Face id or local folder")
+    dtype: DataType = "bfloat16"
+    device: str = Field("auto", description="auto, cpu, cuda")
+    kv_cache_gib: float = Field(1.0, gt=0, description="memory of the KV pool, per rank")
+    max_context_tokens: int | None = Field(None, ge=16, description="cap below the model's own context")
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: as many as num_cpus")
+    replicas: int = Field(1, ge=0)
+    num_cpus: float = Field(1.0, ge=0, description="Ray CPUs per worker process")
+    num_gpus: float = Field(0.0, ge=0, description="Ray GPUs per worker process")
+
+    @model_validator(mode="after")
+    def _needs_a_resource(self) -> "WorkerSection":
+        if self.num_cpus == 0 and self.num_gpus == 0:
+            raise ValueError("num_cpus and num_gpus cannot both be 0")
+        return self
+
+    def engine_config(self, tensor_parallel_size: int = 1) -> EngineConfig:
+        """Return what the worker's engine needs."""
+        return EngineConfig(
+            model=self.model,
+            dtype=self.dtype,
+            device=self.device,
+            kv_cache_gib=self.kv_cache_gib,
+            max_context_tokens=self.max_context_tokens,
+            tensor_parallel_size=tensor_parallel_size,
+            threads=self.threads,
+        )
+
+    def worker_resources(self) -> dict[str, float]:
+        """Return Ray's resources of one worker process."""
+        return {key: value for key, value in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if value}
+
+
+class TargetSection(WorkerSection):
+    """The large model. One replica is a tensor-parallel group of `tensor_parallel_size` processes."""
+
+    name: Name | None = Field(None, description="the model name clients use; default: the folder's or id's last part")
+    tensor_parallel_size: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1)
+
+    @property
+    def served_name(self) -> str:
+        """The model name that clients use."""
+        return self.name or Path(self.model).name
+
+
+class DrafterSection(WorkerSection):
+    """One kind of drafter; requests may choose it by `name`."""
+
+    name: Name
+    kind: DrafterKind = "model"
+
+    def spec(self) -> DrafterSpec:
+        """Return what the draft worker loads."""
+        return DrafterSpec(self.kind, self.engine_config())
+
+
+class SpeculationSection(_Section):
+    """How much to draft."""
+
+    max_draft_tokens: int = Field(4, ge=0, le=32, description="draft length k; 0 is plain decoding")
+
+
+class RouterSection(_Section):
+    """Admission, batching and deadlines."""
+
+    max_running_sequences: int = Field(64, ge=1)
+    max_waiting_sequences: int = Field(256, ge=0)
+    max_batch_sequences: int = Field(32, ge=1)
+    prefill_chunk_tokens: int = Field(512, ge=16, le=16_384)
+    queue_timeout_s: float = Field(60.0, gt=0)
+    propose_deadline_s: float = Field(10.0, gt=0)
+    verify_deadline_s: float = Field(60.0, gt=0)
+
+
+class IngressSection(_Section):
+    """The HTTP side."""
+
+    replicas: int = Field(1, ge=1)
+    request_timeout_s: float = Field(600.0, gt=0)
+    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+
+
+class LeadoutConfig(_Section):
+    """Everything a deployment is told."""
+
+    target: TargetSection
+    drafters: list[DrafterSection] = Field(default_factory=list)
+    speculation: SpeculationSection = SpeculationSection()
+    router: RouterSection = RouterSection()
+    ingress: IngressSection = IngressSection()
+    worker_load_timeout_s: float = Field(600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _drafter_names_differ(self) -> "LeadoutConfig":
+        names = [drafter.name for drafter in self.drafters]
+        if duplicates := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"drafters: the name {sorted(duplicates)[0]!r} is used more than once")
+        return self
+
+    def router_config(self) -> RouterConfig:
+        """Return what the router needs."""
+        return RouterConfig(max_draft_tokens=self.speculation.max_draft_tokens, **self.router.model_dump())
+
+
+def parse_config(arguments: object) -> LeadoutConfig:
+    """Validate the `args` of a Serve config. Raises ConfigurationError: one line, every wrong key named."""
+    try:
+        return LeadoutConfig.model_validate(arguments)
+    except ValidationError as error:
+        problems = [f"{_key(problem['loc'])}: {problem['msg']}" for problem in error.errors(include_url=False)]
+        raise ConfigurationError("; ".join(problems)) from error
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path or "args"

@@ -1,0 +1,196 @@
+"""The HTTP application: OpenAI-compatible endpoints over a generation service. Knows nothing of Ray."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.generation import ChoiceDelta, GenerationService, generate_choices
+from deployments.http_errors import EXCEPTION_HANDLERS, BodyTooLargeError, ErrorBoundary
+from deployments.openai_responses import (
+    AnswerFormat,
+    AnswerHead,
+    ChatFormat,
+    CompletionFormat,
+    UsageTally,
+    answer_id,
+    join_choices,
+    model_card,
+)
+from deployments.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationFields, parse_request
+from deployments.planning import Planner, ServingLimits
+from deployments.streaming import EventStream, answer_events, run_while_connected
+from deployments.text import TextCodec
+from workers.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
+from workers.messages import GenerationRequest, RouterStatus
+
+__all__ = ["ServingLimits", "create_app"]
+
+STATUS_TIMEOUT_S = 2.0
+WORKER_STATS_TIMEOUT_S = 6.0
+TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimits) -> FastAPI:
+    """Return the application that answers with `service`."""
+    endpoints = Endpoints(service, codec, limits)
+    app = FastAPI(
+        title="Leadout",
+        openapi_url=None,  # bodies are validated outside of FastAPI, so its description would be hollow
+        middleware=[Middleware(ErrorBoundary)],
+        exception_handlers=EXCEPTION_HANDLERS,
+    )
+    app.add_api_route("/v1/completions", endpoints.completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/models", endpoints.models, response_model=None)
+    app.add_api_route("/v1/models/{model:path}", endpoints.model, response_model=None)
+    app.add_api_route("/health", endpoints.health, response_model=None)
+    app.add_api_route("/status", endpoints.status, response_model=None)
+    app.add_api_route("/ready", endpoints.ready, response_model=None)
+    return app
+
+
+class Endpoints:
+    """The handlers, with what they share."""
+
+    def __init__(self, service: GenerationService, codec: TextCodec, limits: ServingLimits) -> None:
+        self._service = service
+        self._codec = codec
+        self._limits = limits
+        self._planner = Planner(codec, limits)
+        self._created = int(time.time())
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        fields = parse_request(CompletionRequest, await self._body(request))
+        head = AnswerHead(answer_id("cmpl"), self._limits.served_model_name)
+        plan = await self._planner.plan_completion(fields, head.id, trace_context(request))
+        return await self._answer(request, fields, plan, CompletionFormat(head, fields.return_token_ids))
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        fields = parse_request(ChatCompletionRequest, await self._body(request))
+        head = AnswerHead(answer_id("chatcmpl"), self._limits.served_model_name)
+        plan = await self._planner.plan_chat(fields, head.id, trace_context(request))
+        return await self._answer(request, fields, plan, ChatFormat(head, fields.return_token_ids))
+
+    async def models(self) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, model: str) -> Response:
+        """GET /v1/models/{model}."""
+        if model != self._limits.served_model_name:
+            raise ModelNotFoundError(f"The model {model!r} does not exist.", "model")
+        return JSONResponse(self._card())
+
+    async def health(self) -> Response:
+        """GET /health: whether the service lives. Answers within two seconds whatever state it is in."""
+        await self._check_can_answer()
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """GET /ready: whether a request sent now would be answered."""
+        await self._check_can_answer()
+        return JSONResponse({"status": "ready"})
+
+    async def status(self) -> Response:
+        """GET /status: workers, their free KV blocks, queue lengths and where the time of rounds went."""
+        return JSONResponse(asdict(await self._router_status(WORKER_STATS_TIMEOUT_S, with_worker_stats=True)))
+
+    async def _answer(
+        self, request: Request, fields: GenerationFields, plan: tuple[GenerationRequest, ...], form: AnswerFormat
+    ) -> Response:
+        choices = generate_choices(self._service, self._codec, plan)
+        tally = UsageTally(prompt_tokens=sum(len(sequence.prompt) for sequence in plan))
+        if fields.stream:
+            # What fails before the first delta is still an ordinary response with its own status.
+            first = await run_while_connected(request.receive, take_first(choices))
+            events = answer_events(form, first, choices, tally, fields.include_usage)
+            return EventStream(events, choices)
+
+        async def collect() -> list[ChoiceDelta]:
+            return [item async for item in choices]
+
+        deltas = await run_while_connected(request.receive, collect())
+        for item in deltas:
+            tally.add(item.delta)
+        return JSONResponse(form.answer(join_choices(deltas), tally.total()))
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        return parse_json_object(await read_body(request, self._limits.max_body_bytes))
+
+    def _card(self) -> dict[str, Any]:
+        return model_card(self._limits.served_model_name, self._limits.context_length, self._created)
+
+    async def _check_can_answer(self) -> None:
+        """UnavailableError, saying what is missing, unless a target is registered."""
+        if not (await self._router_status(STATUS_TIMEOUT_S)).can_answer:
+            raise UnavailableError("No target is registered with the router.")
+
+    async def _router_status(self, timeout_s: float, with_worker_stats: bool = False) -> RouterStatus:
+        asking = asyncio.ensure_future(self._service.status(with_worker_stats))
+        # Not `wait_for`, which would go on waiting for a call that does not heed its cancellation.
+        await asyncio.wait({asking}, timeout=timeout_s)
+        if not asking.done():
+            asking.cancel()
+            raise UnavailableError(f"The router has not answered for {timeout_s:g} s.")
+        if asking.cancelled() or asking.exception() is not None:
+            raise UnavailableError("The router cannot be reached.")
+        return asking.result()
+
+
+async def take_first(choices: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta:
+    """Return the first delta, waiting until there is one."""
+    return await anext(choices)
+
+
+def trace_context(request: Request) -> dict[str, str]:
+    """Return the client's W3C trace context, if it is well formed."""
+    parent = request.headers.get("traceparent", "")
+    if not TRACE_PARENT.fullmatch(parent):
+        return {}
+    state = request.headers.get("tracestate")
+    return {"traceparent": parent} | ({"tracestate": state} if state else {})
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """Return the body; BodyTooLargeError as soon as it is known to exceed the limit."""
+    declared = request.headers.get("content-length", "")
+    body = bytearray()
+    too_large = declared.isdecimal() and int(declared) > limit_bytes
+    if not too_large:
+        async for part in request.stream():
+            body += part
+            too_large = len(body) > limit_bytes
+            if too_large:
+                break
+    if too_large:
+        raise BodyTooLargeError(f"The body exceeds the limit of {limit_bytes} bytes.")
+    return bytes(body)
+
+
+def parse_json_object(body: bytes) -> dict[str, Any]:
+    """Parse strict JSON: no NaN, no Infinity, no text that is not Unicode. InvalidRequestError otherwise."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+        if b"\\ud" in body.lower():  # an escape may be half of a surrogate pair, which no encoding can express
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequestError(f"The body is not valid JSON: {reason}.") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError("The body must be a JSON object.")
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON value")

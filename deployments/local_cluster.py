@@ -1,0 +1,97 @@
+"""One Ray and one Serve on this machine, for as long as a `leadout serve` runs."""
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import ray
+from ray import serve
+from ray.serve import Application
+
+from deployments.config import LeadoutConfig
+from workers.errors import ConfigurationError
+
+APPLICATION_NAME = "leadout"
+# Token ids and text are all that crosses processes: Ray's minimum is plenty.
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+READY_POLL_S = 0.2
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigurationError when `port` is taken, before anything is started."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def logical_cpus(config: LeadoutConfig) -> int:
+    """Return the CPUs to tell Ray of: what the workers ask for, even on a smaller machine."""
+    target = config.target
+    wanted = target.num_cpus * target.tensor_parallel_size * target.replicas
+    wanted += sum(drafter.num_cpus * drafter.replicas for drafter in config.drafters)
+    return max(math.ceil(wanted), os.cpu_count() or 1)
+
+
+@contextlib.contextmanager
+def local_ray(cpus: int) -> Iterator[None]:
+    """Start a private Ray; on leaving, stop Serve and every process that was started."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            serve.shutdown()
+        ray.shutdown()
+
+
+def deploy(application: Application, host: str, port: int, route_prefix: str = "/") -> None:
+    """Deploy and wait until every replica runs. Raises ConfigurationError when a deployment cannot start."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": host, "port": port},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    try:
+        serve.run(application, name=APPLICATION_NAME, route_prefix=route_prefix)
+    except RuntimeError as error:
+        raise ConfigurationError(_deployment_problem(str(error))) from error
+
+
+def _deployment_problem(fallback: str) -> str:
+    """Return the last line of what the failed deployment said, which is the error its worker raised."""
+    application = serve.status().applications.get(APPLICATION_NAME)
+    messages = [
+        deployment.message.strip().splitlines()[-1]
+        for deployment in (application.deployments.values() if application else ())
+        if deployment.status == "DEPLOY_FAILED" and deployment.message.strip()
+    ]
+    return messages[0] if messages else fallback.strip().splitlines()[-1]
+
+
+def wait_until_ready(url: str, timeout_s: float) -> None:
+    """Poll /ready. Raises ConfigurationError when the service does not become ready in time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/ready", timeout=5.0).status_code == httpx.codes.OK:
+                return
+        time.sleep(READY_POLL_S)
+    raise ConfigurationError(f"{url}/ready did not answer within {timeout_s:g} s")

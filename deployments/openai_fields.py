@@ -1,0 +1,172 @@
+"""Checks of single request fields that OpenAI defines as unions, and the options that are accepted but not honoured.
+
+A union of pydantic types would answer a wrong value with one message per branch; these validators give one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from pydantic_core import PydanticCustomError
+
+from workers.errors import InvalidRequestError
+
+MAX_PROMPTS = 64
+MAX_STOP_STRINGS = 16
+
+Prompt: TypeAlias = str | tuple[int, ...]
+NeutralValues: TypeAlias = Mapping[str, tuple[object, ...]]
+
+# Options of OpenAI and vLLM that are not honoured yet, with the values that ask for nothing. Null always is one.
+# To honour an option, delete its line here and declare the field in openai_schema.py.
+NEUTRAL_IN_BOTH: NeutralValues = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "priority": (0,),
+}
+NEUTRAL_IN_COMPLETIONS: NeutralValues = {
+    **NEUTRAL_IN_BOTH,
+    "logprobs": (),
+    "suffix": ("",),
+    "add_special_tokens": (True,),
+}
+NEUTRAL_IN_CHAT: NeutralValues = {
+    **NEUTRAL_IN_BOTH,
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    # Without tools there is nothing to call in parallel.
+    "parallel_tool_calls": (True, False),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+}
+# What a client sends back when it repeats an assistant message of ours, or of another OpenAI server.
+NEUTRAL_IN_MESSAGE: NeutralValues = {
+    "refusal": (),
+    "audio": (),
+    "annotations": ([],),
+    "tool_calls": ([],),
+    "function_call": (),
+    "reasoning_content": (),
+    "reasoning": (),
+}
+
+
+def without_neutral(fields: dict[str, Any], neutral: NeutralValues, prefix: str = "") -> dict[str, Any]:
+    """Return `fields` without those of `neutral` that ask for nothing; InvalidRequestError for those that ask."""
+    for name, values in neutral.items():
+        given = fields.get(name)
+        if given is not None and not any(_same(given, value) for value in values):
+            error = InvalidRequestError(f"{prefix}{name}: this option is not supported.", prefix + name)
+            error.code = "unsupported_parameter"
+            raise error
+    return {name: value for name, value in fields.items() if name not in neutral}
+
+
+def parse_prompts(value: object) -> tuple[Prompt, ...]:
+    """Accept a string, a list of ids, or a list of either; return one entry per prompt, each non-empty."""
+    if isinstance(value, str):
+        prompts: tuple[Prompt, ...] = (value,)
+    elif not isinstance(value, list):
+        raise _refuse("must be a string, a list of strings, a list of token ids or a list of such lists")
+    elif value and all(isinstance(entry, str) for entry in value):
+        prompts = tuple(value)
+    elif value and all(isinstance(entry, list) for entry in value):
+        prompts = tuple(_parse_ids(entry) for entry in value)
+    else:
+        prompts = (_parse_ids(value),)
+    if not all(prompts):
+        raise _refuse("must not be empty")
+    if len(prompts) > MAX_PROMPTS:
+        raise _refuse(f"holds {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed")
+    return prompts
+
+
+def parse_stop_strings(value: object) -> tuple[str, ...]:
+    """Accept a string or a list of strings, none of them empty."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise _refuse("must be a string or a list of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise _refuse(f"holds {len(stops)} strings; at most {MAX_STOP_STRINGS} are allowed")
+    if not all(stops):
+        raise _refuse("must not contain an empty string")
+    return tuple(stops)
+
+
+def parse_content(value: object, role: str | None) -> str:
+    """Accept a string, a list of text parts (joined by newlines as in vLLM), or null for an assistant."""
+    if isinstance(value, str):
+        return value
+    if value is None and role == "assistant":
+        return ""
+    if isinstance(value, list):
+        return "\n".join(_parse_part(part, index) for index, part in enumerate(value))
+    raise _refuse("must be a string or a list of text parts" + (" or null" if role == "assistant" else ""))
+
+
+def _parse_part(part: object, index: int) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, dict) else None
+        raise _refuse(f"part {index}: only parts of type 'text' are supported" + (f", not {kind!r}" if kind else ""))
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise _refuse(f"part {index}: 'text' must be a string")
+    return text
+
+
+def _parse_ids(values: Sequence[object]) -> tuple[int, ...]:
+    ids = tuple(value for value in values if type(value) is int)  # a bool is an int to isinstance
+    if len(ids) != len(values):
+        raise _refuse("must not mix kinds: all strings, all integer token ids, or all lists of token ids")
+    if any(token < 0 for token in ids):
+        raise _refuse("token ids must not be negative")
+    return ids
+
+
+def _same(given: object, neutral: object) -> bool:
+    """Equality as in JSON: numbers equal whatever their kind, but never equal to booleans."""
+    return isinstance(given, bool) == isinstance(neutral, bool) and given == neutral
+
+
+def _refuse(message: str) -> PydanticCustomError:
+    # Braces would be read as a template of the error's context.
+    return PydanticCustomError("invalid_value", "{reason}", {"reason": message})

@@ -1,0 +1,229 @@
+"""What clients get, in OpenAI's shapes: whole answers and the chunks of streamed ones.
+
+Typed dictionaries rather than the `openai` package's models, whose import takes longer than that of all the rest.
+"""
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Protocol, TypeAlias, TypedDict
+
+from deployments.generation import ChoiceDelta, TextDelta
+from workers.messages import FinishReason, SpeculationUsage
+
+Json: TypeAlias = dict[str, Any]
+
+
+class SpeculationReport(TypedDict):
+    """What speculation did for an answer; the draft counts never include corrections or bonus tokens."""
+
+    verifications: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_length: float
+    accepted_per_position: list[int]
+    drafter: str | None
+    fallback_rounds: int
+
+
+class Usage(TypedDict):
+    """Tokens of all choices of an answer together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    speculation: SpeculationReport
+
+
+def speculation_report(usages: Sequence[SpeculationUsage]) -> SpeculationReport:
+    """Sum the usages of several choices; `accepted_length` is committed tokens per verification, 0.0 without any."""
+    verifications = sum(usage.verifications for usage in usages)
+    committed = sum(usage.committed_tokens for usage in usages)
+    per_position = zip_longest(*(usage.accepted_per_position for usage in usages), fillvalue=0)
+    return SpeculationReport(
+        verifications=verifications,
+        draft_tokens=sum(usage.draft_tokens for usage in usages),
+        accepted_tokens=sum(usage.accepted_tokens for usage in usages),
+        accepted_length=round(committed / verifications, 4) if verifications else 0.0,
+        accepted_per_position=[sum(counts) for counts in per_position],
+        drafter=next((usage.drafter for usage in usages if usage.drafter is not None), None),
+        fallback_rounds=sum(usage.fallback_rounds for usage in usages),
+    )
+
+
+@dataclass(slots=True)
+class UsageTally:
+    """Adds up an answer's usage while its deltas pass by."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    speculation: list[SpeculationUsage] = field(default_factory=list)
+
+    def add(self, delta: TextDelta) -> None:
+        """Count the tokens of `delta`, shown or not."""
+        self.completion_tokens += len(delta.token_ids)
+        if delta.usage is not None:
+            self.speculation.append(delta.usage)
+
+    def total(self) -> Usage:
+        """Return the sums so far."""
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            speculation=speculation_report(self.speculation),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChoice:
+    """One whole choice of an answer."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+
+
+def join_choices(deltas: Iterable[ChoiceDelta]) -> list[FinishedChoice]:
+    """Join the deltas of all choices, in the order of their index."""
+    texts: dict[int, list[str]] = {}
+    tokens: dict[int, list[int]] = {}
+    reasons: dict[int, FinishReason] = {}
+    for item in deltas:
+        texts.setdefault(item.index, []).append(item.delta.text)
+        tokens.setdefault(item.index, []).extend(item.delta.token_ids.tolist())
+        if item.delta.finish_reason is not None:
+            reasons[item.index] = item.delta.finish_reason
+    return [FinishedChoice("".join(texts[index]), tokens[index], reasons[index]) for index in sorted(texts)]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What all parts of one answer share. `created` is in seconds since 1970."""
+
+    id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def part(self, kind: str, choices: list[Json], **usage: Usage | None) -> Json:
+        """Return an answer, or one chunk of it."""
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **usage
+        }  # fmt: skip
+
+
+class AnswerFormat(Protocol):
+    """How an endpoint words its answers."""
+
+    @property
+    def head(self) -> AnswerHead:
+        """The part that every object of the answer repeats."""
+        ...
+
+    def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
+        """Return the whole answer."""
+        ...
+
+    def opening(self) -> list[Json]:
+        """Return the choices of the chunk that opens a choice's stream, if there is one."""
+        ...
+
+    def chunks(self, item: ChoiceDelta) -> list[Json]:
+        """Return the choices of the chunks that tell of one delta; none if there is nothing to show."""
+        ...
+
+    @property
+    def chunk_kind(self) -> str:
+        """The `object` of a chunk."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFormat:
+    """Answers of /v1/completions; with `token_ids`, each choice names the ids of its tokens."""
+
+    head: AnswerHead
+    token_ids: bool = False
+    chunk_kind: str = "text_completion"
+
+    def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
+        """Return the whole answer."""
+        worded = [
+            _text_choice(index, choice.text, choice.finish_reason) | self._ids(choice.token_ids)
+            for index, choice in enumerate(choices)
+        ]
+        return self.head.part("text_completion", worded, usage=usage)
+
+    def opening(self) -> list[Json]:
+        """Completions open with their first text."""
+        return []
+
+    def chunks(self, item: ChoiceDelta) -> list[Json]:
+        """Return one text chunk, unless it would say nothing."""
+        delta = item.delta
+        if not (delta.text or delta.finish_reason or self.token_ids):
+            return []
+        return [_text_choice(item.index, delta.text, delta.finish_reason) | self._ids(delta.token_ids.tolist())]
+
+    def _ids(self, token_ids: list[int]) -> Json:
+        return {"token_ids": token_ids} if self.token_ids else {}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Answers of /v1/chat/completions; with `token_ids`, each choice names the ids of its tokens."""
+
+    head: AnswerHead
+    token_ids: bool = False
+    chunk_kind: str = "chat.completion.chunk"
+
+    def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
+        """Return the whole answer."""
+        worded: list[Json] = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": choice.finish_reason,
+                **self._ids(choice.token_ids),
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return self.head.part("chat.completion", worded, usage=usage)
+
+    def opening(self) -> list[Json]:
+        """A conversation opens by saying who speaks."""
+        return [_message_choice(0, {"role": "assistant", "content": ""})]
+
+    def chunks(self, item: ChoiceDelta) -> list[Json]:
+        """Return a content chunk if there is text, then the finish chunk if it is the end."""
+        delta = item.delta
+        ids = self._ids(delta.token_ids.tolist())
+        content = [_message_choice(item.index, {"content": delta.text}) | ids] if delta.text or ids else []
+        finish = [_message_choice(item.index, {}, delta.finish_reason)] if delta.finish_reason else []
+        return content + finish
+
+    def _ids(self, token_ids: list[int]) -> Json:
+        return {"token_ids": token_ids} if self.token_ids else {}
+
+
+def answer_id(prefix: str) -> str:
+    """Return a fresh id such as "cmpl-<hex>"."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def model_card(name: str, context_length: int, created: int) -> Json:
+    """Return an entry of /v1/models; `max_model_len` is vLLM's name of the context length."""
+    return {
+        "id": name, "object": "model", "created": created, "owned_by": "leadout", "max_model_len": context_length
+    }  # fmt: skip
+
+
+def _text_choice(index: int, text: str, finish_reason: FinishReason | None) -> Json:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _message_choice(index: int, delta: Json, finish_reason: FinishReason | None = None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

@@ -1,0 +1,181 @@
+"""What clients may ask, in OpenAI's fields: strict models that refuse what is unknown, wrong or not honoured."""
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from deployments.openai_fields import (
+    NEUTRAL_IN_CHAT,
+    NEUTRAL_IN_COMPLETIONS,
+    NEUTRAL_IN_MESSAGE,
+    NeutralValues,
+    Prompt,
+    parse_content,
+    parse_prompts,
+    parse_stop_strings,
+    without_neutral,
+)
+from workers.errors import InvalidRequestError
+
+MAX_DRAFT_TOKENS = 32
+MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
+
+
+class StrictModel(BaseModel):
+    """No unknown fields, no conversion between types (an integer is a valid float)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(StrictModel):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+
+
+class SpeculationFields(StrictModel):
+    """The extension `speculation`: how one request wants to be drafted for."""
+
+    enabled: bool = True
+    max_draft_tokens: int | None = Field(default=None, ge=0, le=MAX_DRAFT_TOKENS)
+    verification: Literal["coupled"] = "coupled"
+    drafter: str | None = None
+
+    @field_validator("verification", mode="before")
+    @classmethod
+    def _only_coupled(cls, value: object) -> object:
+        if value == "ratio":
+            raise PydanticCustomError("unsupported", "'ratio' verification is not offered yet")
+        return value
+
+
+class GenerationFields(StrictModel):
+    """What completions and chat completions have in common."""
+
+    neutral_only: ClassVar[NeutralValues] = {}
+
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1, le=MAX_TOP_K)
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    stop: Annotated[tuple[str, ...], PlainValidator(parse_stop_strings)] = ()
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    speculation: SpeculationFields = SpeculationFields()
+    # vLLM's extension: every choice also carries the ids of its tokens, hidden ones included.
+    return_token_ids: bool = False
+    # Accepted for the sake of clients that send them; they change nothing.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _only_when_streaming(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and info.data.get("stream") is False:
+            raise PydanticCustomError("unsupported", "is only allowed when stream is true")
+        return value
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens the client wants; None leaves it to the endpoint's default."""
+        return self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a streamed answer ends with its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions. `prompt` is one entry per choice: text, or token ids used as they are."""
+
+    neutral_only: ClassVar[NeutralValues] = NEUTRAL_IN_COMPLETIONS
+
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
+
+
+class ChatMessage(StrictModel):
+    """One turn of a conversation; text parts are joined into one string."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    # Absent is checked like null: only an assistant may say nothing.
+    content: str = Field(default=None, validate_default=True)
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("content", mode="plain")
+    @classmethod
+    def _as_text(cls, value: object, info: ValidationInfo) -> str:
+        return parse_content(value, info.data.get("role"))
+
+    def for_template(self) -> dict[str, str]:
+        """Return the message as chat templates expect it, without absent fields."""
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
+class ChatCompletionRequest(GenerationFields):
+    """POST /v1/chat/completions. `max_completion_tokens` is OpenAI's later name of `max_tokens`."""
+
+    neutral_only: ClassVar[NeutralValues] = NEUTRAL_IN_CHAT
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _agrees_with_max_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("max_tokens") not in (None, value):
+            raise PydanticCustomError("conflict", "differs from max_tokens; give only one of them")
+        return value
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens the client wants; None means what is left of the context."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+RequestModel = TypeVar("RequestModel", bound=GenerationFields)
+
+
+def parse_request(model: type[RequestModel], body: dict[str, Any]) -> RequestModel:
+    """Validate a JSON object; InvalidRequestError names the first field that is wrong. Null means absent."""
+    fields = without_neutral(body, model.neutral_only)
+    fields = {name: value for name, value in fields.items() if value is not None or name not in model.model_fields}
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = [_without_neutral_message(*entry) for entry in enumerate(fields["messages"])]
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _explain(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def _without_neutral_message(index: int, message: object) -> object:
+    if not isinstance(message, dict):
+        return message
+    return without_neutral(message, NEUTRAL_IN_MESSAGE, f"messages[{index}].")
+
+
+def _explain(detail: ErrorDetails) -> InvalidRequestError:
+    param = _dotted(detail["loc"])
+    match detail["type"]:
+        case "missing":
+            reason = "is required"
+        case "extra_forbidden":
+            reason = "is not a known field"
+        case "model_type":
+            reason = "must be a JSON object"
+        case "too_short":
+            reason = "must not be empty"
+        case _:
+            reason = detail["msg"].replace("Input should be", "must be")
+    return InvalidRequestError(f"{param or 'body'}: {reason}.", param or None)
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """("messages", 0, "content") -> "messages[0].content"."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")

@@ -1,0 +1,98 @@
+"""The Serve supervisors of drafters and targets: one replica, one worker (or one tensor-parallel group)."""
+
+import asyncio
+import uuid
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.serve.handle import DeploymentHandle
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from deployments.config import DrafterSection, TargetSection, WorkerSection
+from deployments.supervision import StartedWorker, Supervisor, unwrap, with_process_ids
+from workers.draft_worker import DraftWorkerActor
+from workers.messages import WorkerRegistration
+from workers.target_worker import TargetWorkerActor
+
+
+def _actor_options(section: WorkerSection, bundle: int) -> dict[str, Any]:
+    """Place a worker process in the replica's own placement group, one bundle per process."""
+    return {
+        "num_cpus": section.num_cpus,
+        "num_gpus": section.num_gpus,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            ray.util.get_current_placement_group(), placement_group_bundle_index=bundle
+        ),
+    }
+
+
+async def _loaded(references: list[Any], timeout_s: float) -> list[WorkerRegistration]:
+    """Await all ranks' registrations; the first failure ends the wait."""
+    try:
+        return list(await asyncio.wait_for(asyncio.gather(*references), timeout_s))
+    except RayTaskError as error:
+        raise unwrap(error) from error
+
+
+class DraftPool:
+    """One replica supervises one draft worker."""
+
+    # Serve awaits it, so that a replica counts as started when its worker is registered.
+    async def __init__(  # type: ignore[misc]
+        self, section: DrafterSection, router: DeploymentHandle, load_timeout_s: float
+    ) -> None:
+        self._section = section
+        self._load_timeout_s = load_timeout_s
+        self._supervisor = Supervisor(self._start_worker, router)
+        await self._supervisor.begin()
+
+    async def _start_worker(self) -> StartedWorker:
+        worker_id = f"draft-{self._section.name}-{uuid.uuid4().hex[:8]}"
+        actor = DraftWorkerActor.options(**_actor_options(self._section, bundle=0)).remote(
+            worker_id, self._section.name, self._section.spec()
+        )
+        (registration,) = await _loaded([actor.load.remote()], self._load_timeout_s)
+        return StartedWorker(registration, actor, (actor,))
+
+    def check_health(self) -> None:
+        """Called by Serve; raises while the worker is down."""
+        self._supervisor.check()
+
+    def __del__(self) -> None:
+        self._supervisor.end()
+
+
+class TargetPool:
+    """One replica supervises one tensor-parallel group of target workers."""
+
+    # Serve awaits it, so that a replica counts as started when its worker is registered.
+    async def __init__(  # type: ignore[misc]
+        self, section: TargetSection, router: DeploymentHandle, load_timeout_s: float
+    ) -> None:
+        self._section = section
+        self._load_timeout_s = load_timeout_s
+        self._supervisor = Supervisor(self._start_worker, router)
+        await self._supervisor.begin()
+
+    async def _start_worker(self) -> StartedWorker:
+        section = self._section
+        worker_id = f"target-{uuid.uuid4().hex[:8]}"
+        actors = tuple(
+            TargetWorkerActor.options(**_actor_options(section, bundle=rank)).remote(
+                worker_id, section.served_name, section.engine_config(section.tensor_parallel_size), rank
+            )
+            for rank in range(section.tensor_parallel_size)
+        )
+        meeting_point = await asyncio.wait_for(actors[0].reserve_address.remote(), self._load_timeout_s)
+        loads = [actor.load.remote(meeting_point, self._load_timeout_s) for actor in actors]
+        first, *others = await _loaded(loads, self._load_timeout_s)
+        following = tuple(actor.follow.remote() for actor in actors[1:])
+        return StartedWorker(with_process_ids(first, others), actors[0], actors, following)
+
+    def check_health(self) -> None:
+        """Called by Serve; raises while the group is down."""
+        self._supervisor.check()
+
+    def __del__(self) -> None:
+        self._supervisor.end()

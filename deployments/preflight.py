@@ -1,0 +1,62 @@
+"""What can be refused before anything starts: missing models, different tokenizers, contexts, shards. No torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from deployments.config import LeadoutConfig, WorkerSection
+from workers.engine.loading import context_length, load_config, tokenizer_size
+from workers.engine.model_files import model_file
+from workers.engine.pair import check_pair
+from workers.engine.tensor_parallel import check_tensor_parallel
+from workers.errors import ConfigurationError
+
+Section = TypeVar("Section", bound=WorkerSection)
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What ingress and router know of the target: its tokenizer and its limits in tokens."""
+
+    tokenizer_json: str
+    vocabulary_size: int
+    context_length: int
+
+
+def check_deployment(config: LeadoutConfig) -> ServedModel:
+    """Check models, pairs and shards. Raises ConfigurationError, one line that names the key or folder."""
+    check_tensor_parallel(config.target.model, config.target.tensor_parallel_size)
+    for drafter in config.drafters:
+        check_pair(config.target.model, drafter.model)
+    tokenizer = model_file(config.target.model, "tokenizer.json")
+    vocabulary = tokenizer_size(config.target.model)
+    if tokenizer is None or vocabulary is None:
+        raise ConfigurationError(f"target.model: {config.target.model} has no tokenizer.json")
+    return ServedModel(
+        tokenizer_json=tokenizer.read_text(encoding="utf-8"),
+        vocabulary_size=vocabulary,
+        context_length=context_length(
+            config.target.model, load_config(config.target.model), config.target.max_context_tokens
+        ),
+    )
+
+
+def resolve_models(config: LeadoutConfig) -> LeadoutConfig:
+    """Return `config` with local model folders made absolute, since workers run in directories of their own.
+
+    A relative folder is looked for in the working directory, then in the project.
+    """
+    return config.model_copy(
+        update={
+            "target": _resolved(config.target),
+            "drafters": [_resolved(drafter) for drafter in config.drafters],
+        }
+    )
+
+
+def _resolved(section: Section) -> Section:
+    for folder in (Path(section.model).expanduser(), PROJECT_ROOT / section.model):
+        if folder.is_dir():
+            return section.model_copy(update={"model": str(folder.resolve())})
+    return section

@@ -1,0 +1,128 @@
+"""Keeping one worker alive: start it, register it with the router again and again, start it anew when it dies."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.handle import DeploymentHandle
+
+from workers.errors import ConfigurationError
+from workers.messages import WorkerRegistration
+
+logger = logging.getLogger(__name__)
+HEARTBEAT_S = 1.0
+PING_TIMEOUT_S = 10.0
+RESTART_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartedWorker:
+    """A loaded worker: `entry` answers the router, `actors` are all its processes.
+
+    `running` are calls that return only when a process of the group ends.
+    """
+
+    registration: WorkerRegistration
+    entry: Any
+    actors: tuple[Any, ...]
+    running: tuple[Any, ...] = ()
+
+    def kill(self) -> None:
+        """End every process of the worker."""
+        for actor in self.actors:
+            ray.kill(actor)
+
+
+def unwrap(error: RayTaskError) -> Exception:
+    """Return what the remote code raised, so that a configuration error reads like one."""
+    cause = error.cause
+    return cause if isinstance(cause, ConfigurationError) else error
+
+
+class Supervisor:
+    """Owns one worker at a time. The worker is dead when a ping says so or when one of its `running` calls ends."""
+
+    def __init__(self, start: Callable[[], Awaitable[StartedWorker]], router: DeploymentHandle) -> None:
+        self._start = start
+        self._router = router
+        self._worker: StartedWorker | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Start the first worker and register it. Raises what its loading raises."""
+        self._worker = await self._start()
+        await self._register(self._worker)
+        self._task = asyncio.create_task(self._supervise())
+
+    def check(self) -> None:
+        """Raise if there is no worker now, so that Serve sees an unhealthy replica."""
+        if self._worker is None:
+            raise RuntimeError("the worker is down and has not been replaced yet")
+
+    def end(self) -> None:
+        """Stop supervising and end the worker's processes."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    async def _supervise(self) -> None:
+        while True:
+            try:
+                if self._worker is None:
+                    self._worker = await self._start()
+                    logger.info("worker %s replaces a dead one", self._worker.registration.worker_id)
+                await self._watch(self._worker)
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                logger.exception("the worker could not be started")
+                await asyncio.sleep(RESTART_PAUSE_S)
+
+    async def _watch(self, worker: StartedWorker) -> None:
+        """Return when the worker is dead, having ended what is left of it. A new router learns of it within a beat."""
+        while await self._alive(worker):
+            await self._register(worker)
+            await asyncio.sleep(HEARTBEAT_S)
+        logger.warning("worker %s died", worker.registration.worker_id)
+        self._worker = None
+        worker.kill()
+        await self._unregister(worker)
+
+    async def _alive(self, worker: StartedWorker) -> bool:
+        if worker.running:
+            ended, _ = ray.wait(list(worker.running), timeout=0)
+            if ended:
+                return False
+        try:
+            pings = [actor.ping.remote() for actor in worker.actors]
+            await asyncio.wait_for(asyncio.gather(*pings), PING_TIMEOUT_S)
+        except (RayActorError, TimeoutError):
+            return False
+        return True
+
+    async def _register(self, worker: StartedWorker) -> None:
+        try:
+            await asyncio.wait_for(self._router.register.remote(worker.registration, worker.entry), PING_TIMEOUT_S)
+        except RayTaskError as error:
+            raise unwrap(error) from error
+        except (RayError, TimeoutError) as error:
+            # The router may be restarting; the next beat tries again.
+            logger.warning("registering %s failed: %s", worker.registration.worker_id, error)
+
+    async def _unregister(self, worker: StartedWorker) -> None:
+        try:
+            await asyncio.wait_for(self._router.unregister.remote(worker.registration.worker_id), PING_TIMEOUT_S)
+        except (RayError, TimeoutError) as error:
+            logger.warning("unregistering %s failed: %s", worker.registration.worker_id, error)
+
+
+def with_process_ids(registration: WorkerRegistration, others: list[WorkerRegistration]) -> WorkerRegistration:
+    """Return rank 0's registration naming the processes of all ranks."""
+    process_ids = tuple(pid for entry in [registration, *others] for pid in entry.process_ids)
+    return replace(registration, process_ids=process_ids)

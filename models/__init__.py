@@ -1,0 +1,1 @@
+"""The embedded tiny-code model pair, its corpus and the script that trains it."""

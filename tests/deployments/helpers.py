@@ -1,0 +1,66 @@
+"""Reading what the HTTP application answers."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from deployments.http_app import ServingLimits
+from tests.fakes import Script, in_blocks
+from workers.messages import FinishReason, GenerationRequest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+LIMITS = ServingLimits(
+    served_model_name="tiny",
+    context_length=64,
+    vocabulary_size=257,
+    request_timeout_s=30.0,
+    max_body_bytes=100_000,
+    drafter_names=("scripted",),
+    max_draft_tokens=8,
+)
+
+
+def says(ids: list[int], block: int = 3, finish_reason: FinishReason = FinishReason.LENGTH) -> Script:
+    """A script that answers every request with `ids`, cut at its budget."""
+
+    def script(request: GenerationRequest) -> list[Any]:
+        return list(in_blocks(ids[: request.stop.max_tokens], block, finish_reason))
+
+    return script
+
+
+def events_of(body: str) -> list[Any]:
+    """The events of a stream: parsed JSON, or the string "[DONE]"."""
+    assert body.endswith("\n\n")
+    lines = body.removesuffix("\n\n").split("\n\n")
+    assert all(line.startswith("data: ") for line in lines)
+    payloads = [line.removeprefix("data: ") for line in lines]
+    return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+def streamed_text(events: list[Any], index: int = 0) -> str:
+    """The joined text of one choice of a stream of completions or of a chat."""
+    choices = [choice for event in events if event != "[DONE]" for choice in event["choices"]]
+    mine = [choice for choice in choices if choice["index"] == index]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in mine)
+
+
+def error_of(response: Any, status: int = 400) -> dict[str, Any]:
+    """The error object of a refusal, after checking its shape."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str) and error["message"]
+    assert error["param"] is None or isinstance(error["param"], str)
+    return dict(error)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Poll until `condition` holds; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not reached in time"
+        time.sleep(0.01)

@@ -1,0 +1,46 @@
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from deployments.text import TextCodec
+from tests.deployments.helpers import says
+from tests.fakes import ScriptedService
+from workers.messages import FinishReason
+
+USER: Any = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture
+def api(serving: Callable[..., Any], codec: TextCodec) -> Iterator[openai.OpenAI]:
+    script = says(codec.encode("日本🙂é x").tolist(), 4, FinishReason.STOP)
+    with (
+        serving(ScriptedService(script)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as api,
+    ):
+        yield api
+
+
+def test_the_official_client_reads_every_kind_of_answer(api: openai.OpenAI) -> None:
+    chat = api.chat.completions.create(model="tiny", messages=[USER])
+    assert chat.choices[0].message.content == "日本🙂é x"
+    chunks = list(api.chat.completions.create(model="tiny", messages=[USER], stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "日本🙂é x"
+    again = chat.choices[0].message.model_dump()
+    api.chat.completions.create(model="tiny", messages=[USER, again, USER])  # type: ignore[list-item]
+    assert api.completions.create(model="tiny", prompt=["a", "b"]).choices[1].index == 1
+    usage = list(api.completions.create(model="tiny", prompt="a", stream=True, stream_options={"include_usage": True}))
+    assert usage[-1].usage is not None and usage[-1].usage.prompt_tokens == 1
+    assert [model.id for model in api.models.list()] == ["tiny"]
+
+
+def test_the_official_client_raises_its_own_errors(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        api.completions.create(model="nope", prompt="a")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        api.completions.create(model="tiny", prompt="a", max_tokens=-3)
+    assert bad.value.param == "max_tokens"
+    with pytest.raises(openai.BadRequestError):
+        api.completions.create(model="tiny", prompt="a", stream=True, n=0)

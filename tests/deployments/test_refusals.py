@@ -1,0 +1,221 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployments.text import TextCodec
+from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, error_of, says
+from tests.fakes import ScriptedService, byte_tokenizer
+
+Clients = Callable[..., Any]
+USER = {"role": "user", "content": "hi"}
+SOME = [70, 71, 72]
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    return ScriptedService(says(SOME))
+
+
+@pytest.fixture
+def client(client_of: Clients, service: ScriptedService) -> Any:
+    return client_of(service)
+
+
+def alive(client: Any) -> bool:
+    plain = client.post(COMPLETIONS, json={"prompt": "a"})
+    return bool(plain.status_code == client.get("/health").status_code == 200)
+
+
+def refused(client: Any, body: object, path: str = COMPLETIONS, status: int = 400) -> dict[str, Any]:
+    """The error of `body`, which must be the same plain JSON with and without stream."""
+    errors = []
+    for stream in (False, True):
+        sent = {**body, "stream": stream} if isinstance(body, dict) else body
+        errors.append(error_of(client.post(path, json=sent), status))
+    assert errors[0] == errors[1]
+    assert alive(client)
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_p", 0.2), ("bad_words", ["x"]), ("best_of", 3), ("guided_regex", "a+"), ("n", 2), ("n", 0), ("n", True),
+        ("logprobs", -1), ("logprobs", 0), ("echo", True), ("suffix", "z"), ("logit_bias", {"5": 1}), ("min_tokens", 2),
+        ("presence_penalty", 0.5), ("repetition_penalty", 1.1), ("stop_token_ids", [5]), ("ignore_eos", True),
+        ("response_format", {"type": "json_object"}),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_honoured_are_refused_by_name(client: Any, field: str, value: object) -> None:
+    error = refused(client, {"prompt": "a", field: value})
+    assert error["param"] == field and field in error["message"] and "not supported" in error["message"]
+
+
+@pytest.mark.parametrize(("field", "value"), [("tools", [{}]), ("tool_choice", "auto"), ("logprobs", True)])
+def test_chat_options_that_are_not_honoured_are_refused_by_name(client: Any, field: str, value: object) -> None:
+    assert refused(client, {**HELLO, field: value}, CHAT)["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "hot"), ("temperature", True), ("temperature", -0.1), ("temperature", [1]),
+        ("temperature", 10**400), ("max_tokens", -3), ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", True),
+        ("top_p", 1.5), ("top_p", 0), ("top_k", -2), ("top_k", 2**40), ("top_k", 1.5), ("seed", -1), ("seed", 2**63),
+        ("stop", [""]), ("stop", ""), ("stop", [1]), ("stop", 7), ("stop", ["x"] * 17), ("stream", "yes"),
+        ("model", 3), ("user", 3), ("nonsense", 1),
+    ],
+)  # fmt: skip
+def test_impossible_values_are_refused_by_name(client: Any, field: str, value: object) -> None:
+    error = error_of(client.post(COMPLETIONS, json={"prompt": "a", field: value}))
+    assert error["param"] == field and error["message"].startswith(field)
+    assert alive(client)
+
+
+@pytest.mark.parametrize("prompt", ["", [""], [], [[]], [[5], []], ["a", ""], None, {}, 5, ["x"] * 65])
+def test_prompts_that_are_empty_or_no_prompts_are_refused(client: Any, prompt: object) -> None:
+    assert refused(client, {"prompt": prompt})["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    "prompt", [[-1], [257], [262], [2**70], [1.5], [5.0], [True], ["a", 1], [[5], "a"], [[[5]]], [None]]
+)
+def test_prompt_ids_outside_the_vocabulary_are_refused(client: Any, prompt: object) -> None:
+    error = refused(client, {"prompt": prompt})
+    assert error["param"] == "prompt" and error["message"].count("prompt") == 1
+
+
+def test_a_request_beyond_the_context_names_the_three_numbers(client: Any) -> None:
+    error = refused(client, {"prompt": [5] * 8, "max_tokens": 60})
+    assert error["code"] == "context_length_exceeded" and error["param"] == "max_tokens"
+    assert all(number in error["message"].split() for number in ("64", "8", "60"))
+
+
+@pytest.mark.parametrize("prompt", [[5] * 80, [5] * 64, "x" * 80, ["a", "x" * 80]])
+def test_a_prompt_that_fills_the_context_is_refused(client: Any, prompt: object) -> None:
+    error = refused(client, {"prompt": prompt})
+    assert error["code"] == "context_length_exceeded" and error["param"] == "prompt"
+
+
+def test_a_conversation_that_fills_the_context_is_refused(client: Any) -> None:
+    assert refused(client, {"messages": [{"role": "user", "content": "x" * 80}]}, CHAT)["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ({}, "messages"),
+        ("hi", "messages"),
+        (None, "messages"),
+        (["hi"], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "king", "content": "x"}], "messages[0].role"),
+        ([USER, {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+        ([{**USER, "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        ([{**USER, "colour": "red"}], "messages[0].colour"),
+    ],
+)
+def test_messages_that_are_none_are_refused_where_they_are_wrong(client: Any, messages: object, param: str) -> None:
+    assert refused(client, {"messages": messages}, CHAT)["param"] == param
+
+
+def test_a_template_that_refuses_gives_its_reason(client_of: Clients, service: ScriptedService) -> None:
+    template = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('must start with user') }}{% endif %}hi"
+    client = client_of(service, codec=TextCodec(byte_tokenizer(template)))
+    error = refused(client, {"messages": [{"role": "assistant", "content": "x"}]}, CHAT)
+    assert error["param"] == "messages" and "must start with user" in error["message"]
+
+
+def test_a_model_without_template_refuses_chats(client_of: Clients, service: ScriptedService) -> None:
+    client = client_of(service, codec=TextCodec(byte_tokenizer(None)))
+    assert "no chat template" in refused(client, HELLO, CHAT)["message"]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "param"),
+    [
+        ({"drafter": "nope"}, "speculation.drafter"),
+        ({"max_draft_tokens": 9}, "speculation.max_draft_tokens"),
+        ({"max_draft_tokens": 33}, "speculation.max_draft_tokens"),
+        ({"max_draft_tokens": -1}, "speculation.max_draft_tokens"),
+        ({"verification": "ratio"}, "speculation.verification"),
+        ({"verification": "magic"}, "speculation.verification"),
+        ({"enabled": 1}, "speculation.enabled"),
+        ({"x": 1}, "speculation.x"),
+        (True, "speculation"),
+    ],
+)
+def test_speculation_that_is_not_offered_is_refused(client: Any, speculation: object, param: str) -> None:
+    assert refused(client, {"prompt": "a", "speculation": speculation})["param"] == param
+
+
+def test_stream_options_are_for_streams(client: Any) -> None:
+    body = {"prompt": "a", "stream_options": {"include_usage": True}}
+    assert error_of(client.post(COMPLETIONS, json=body))["param"] == "stream_options"
+    wrong = {"prompt": "a", "stream": True, "stream_options": {"include_usage": "yes"}}
+    assert error_of(client.post(COMPLETIONS, json=wrong))["param"] == "stream_options.include_usage"
+
+
+def test_two_different_limits_are_refused(client: Any) -> None:
+    assert client.post(CHAT, json={**HELLO, "max_tokens": 3, "max_completion_tokens": 3}).status_code == 200
+    error = refused(client, {**HELLO, "max_tokens": 3, "max_completion_tokens": 4}, CHAT)
+    assert error["param"] == "max_completion_tokens"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{", b"", b"[]", b"5", b"null", b"\xff\xfe{", b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}', b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "\\ud800"}', b'{"\\ud800": 1}', b'{"prompt": ["\\uDC00"]}', b'{"model": "\\ud83d"}',
+        b"[" * 50_000, b'{"prompt": ' + b"[" * 40_000, b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+    ],
+)  # fmt: skip
+def test_bodies_that_are_not_sound_json_are_refused(client: Any, body: bytes) -> None:
+    for path in (COMPLETIONS, CHAT):
+        error_of(client.post(path, content=body, headers={"content-type": "application/json"}))
+    assert alive(client)
+
+
+def test_pairs_of_surrogate_escapes_are_ordinary_text(client: Any, service: ScriptedService, codec: TextCodec) -> None:
+    assert client.post(COMPLETIONS, content=b'{"prompt": "\\ud83d\\ude42"}').status_code == 200
+    assert codec.backend.decode(service.requests[0].prompt.tolist()) == "🙂"
+
+
+def test_json_is_read_whatever_the_content_type_says(client: Any) -> None:
+    response = client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+    assert response.status_code == 200
+
+
+def test_a_body_beyond_the_limit_is_refused(client: Any) -> None:
+    assert error_of(client.post(COMPLETIONS, json={"prompt": "x" * 100_001}), 413)["code"] == "request_too_large"
+    parts = (b"x" * 10_000 for _ in range(11))
+    error_of(client.post(COMPLETIONS, content=parts), 413)
+    assert alive(client)
+
+
+def test_an_unknown_model_is_not_found(client: Any) -> None:
+    error = refused(client, {"prompt": "a", "model": "nope"}, status=404)
+    assert (error["param"], error["code"], error["type"]) == ("model", "model_not_found", "invalid_request_error")
+
+
+def test_unknown_paths_and_methods_are_answered_like_any_error(client: Any) -> None:
+    assert error_of(client.get("/v1/nothing"), 404)["code"] == "not_found"
+    response = client.get(COMPLETIONS)
+    assert error_of(response, 405)["code"] == "method_not_allowed" and response.headers["allow"] == "POST"
+
+
+def test_an_unexpected_error_is_a_plain_500(client_of: Clients) -> None:
+    def script(_: object) -> Any:
+        raise RuntimeError("secret")
+
+    for stream in (False, True):
+        response = client_of(ScriptedService(script)).post(COMPLETIONS, json={"prompt": "a", "stream": stream})
+        assert error_of(response, 500)["code"] == "internal_error" and "secret" not in response.text
+        assert response.headers["x-request-id"]

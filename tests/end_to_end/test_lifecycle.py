@@ -1,0 +1,233 @@
+"""Processes, cancellation, failure and clean ends of a real service."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from benchmarks.harness import ROOT, Service, free_port, running_service, stop, tiny_pair_config
+from tests.end_to_end.requests import SEEDED, TIMEOUT, ask_all, body, ids_of, stream
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Poll until `condition` holds; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not reached in time"
+        time.sleep(0.1)
+
+
+def workers_of(service: Service, role: str) -> list[dict[str, Any]]:
+    """The status entries of the workers of a role."""
+    return [entry for entry in service.status()["workers"] if entry["registration"]["role"] == role]
+
+
+def is_idle(service: Service) -> bool:
+    """Whether no sequence is left anywhere and every KV block is free."""
+    status = service.status()
+    all_stats = [entry["stats"] for entry in status["workers"]]
+    freed = all(stats and stats["free_blocks"] == stats["total_blocks"] for stats in all_stats)
+    return bool(status["running"] == status["waiting"] == 0 and freed)
+
+
+def test_router_drafter_and_target_are_processes_of_their_own(service: Service) -> None:
+    titles = {
+        process.info["pid"]: " ".join(process.info["cmdline"] or ())
+        for process in psutil.process_iter(["pid", "cmdline"])
+    }
+    (target,), (drafter,) = workers_of(service, "target"), workers_of(service, "draft")
+    (target_pid,), (drafter_pid,) = target["registration"]["process_ids"], drafter["registration"]["process_ids"]
+    assert "TargetWorker" in titles[target_pid]
+    assert "DraftWorker" in titles[drafter_pid]
+    assert any("Router" in title for title in titles.values())
+
+
+def test_closing_half_of_the_streams_frees_their_kv_at_once(service: Service, prompts: list[str]) -> None:
+    requests = [body(prompt, SEEDED, max_tokens=160) for prompt in prompts[:16]]
+
+    async def read(client: httpx.AsyncClient, request: dict[str, Any], chunks: int | None) -> list[int]:
+        ids: list[int] = []
+        source = stream(client, request)
+        async for chunk in source:
+            ids += chunk["choices"][0]["token_ids"]
+            chunks = None if chunks is None else chunks - 1
+            if chunks == 0:
+                break
+        await source.aclose()  # type: ignore[attr-defined]
+        return ids
+
+    async def run() -> list[list[int]]:
+        async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT) as client:
+            pending = [read(client, request, 5 if index % 2 else None) for index, request in enumerate(requests)]
+            return list(await asyncio.gather(*pending))
+
+    read_ids = asyncio.run(run())
+    wait_until(lambda: is_idle(service), timeout_s=10.0)
+    alone = list(map(ids_of, ask_all(service, requests)))
+    assert all(ids == alone[index][: len(ids)] for index, ids in enumerate(read_ids))
+    assert [len(ids) for ids in read_ids[::2]] == [len(ids) for ids in alone[::2]]
+
+
+def test_a_client_that_leaves_a_whole_answer_frees_its_kv(service: Service, prompts: list[str]) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{service.url}/v1/completions", json=body(prompts[0], SEEDED, max_tokens=700), timeout=0.7)
+    wait_until(lambda: is_idle(service), timeout_s=10.0)
+
+
+def test_the_official_client_completes_chats_streams_and_gets_typed_errors(service: Service) -> None:
+    client = OpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0)
+    model = client.models.list().data[0].id
+    whole = client.completions.create(model=model, prompt="import os\n", max_tokens=16, temperature=0)
+    parts = client.completions.create(model=model, prompt="import os\n", max_tokens=16, temperature=0, stream=True)
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    messages: Any = [{"role": "user", "content": "def add(a, b):\n"}]
+    chat = client.chat.completions.create(model=model, messages=messages, max_tokens=16, temperature=0)
+    chunks = client.chat.completions.create(
+        model=model,
+        messages=messages,
+        max_tokens=16,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    received = list(chunks)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in received if chunk.choices) == (
+        chat.choices[0].message.content
+    )
+    assert received[-1].usage is not None
+    assert received[-1].usage.completion_tokens == 16
+    with pytest.raises(NotFoundError):
+        client.completions.create(model="nope", prompt="x")
+    with pytest.raises(BadRequestError) as refused:
+        client.completions.create(model=model, prompt="x", max_tokens=4, top_p=1.5, stream=True)
+    assert refused.value.param == "top_p"
+
+
+def test_a_prompt_over_the_context_is_refused_before_a_stream_opens(service: Service) -> None:
+    request = {"prompt": [1] * 1020, "max_tokens": 60, "stream": True}
+    answer = httpx.post(f"{service.url}/v1/completions", json=request, timeout=30.0)
+    assert answer.status_code == 400
+    assert all(number in answer.json()["error"]["message"] for number in ("1024", "1020", "60"))
+
+
+def test_the_death_of_the_drafter_changes_no_text_and_drafting_returns(service: Service, prompts: list[str]) -> None:
+    request = body(prompts[1], SEEDED, max_tokens=300)
+    undisturbed = ids_of(ask_all(service, [request])[0])
+
+    async def killed_midway() -> list[int]:
+        ids: list[int] = []
+        async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT) as client:
+            async for chunk in stream(client, request):
+                if not ids:
+                    os.kill(workers_of(service, "draft")[0]["registration"]["process_ids"][0], signal.SIGKILL)
+                ids += chunk["choices"][0]["token_ids"]
+        return ids
+
+    assert asyncio.run(killed_midway()) == undisturbed
+    wait_until(lambda: bool(workers_of(service, "draft")))
+    again = ask_all(service, [request])[0]
+    assert ids_of(again) == undisturbed
+    assert again["usage"]["speculation"]["draft_tokens"] > 0
+
+
+def test_the_death_of_the_target_resumes_the_same_text_on_its_successor(service: Service, prompts: list[str]) -> None:
+    request = body(prompts[2], SEEDED, max_tokens=300)
+    undisturbed = ids_of(ask_all(service, [request])[0])
+
+    async def killed_midway() -> list[int]:
+        ids: list[int] = []
+        async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT) as client:
+            async for chunk in stream(client, request):
+                if not ids:
+                    os.kill(workers_of(service, "target")[0]["registration"]["process_ids"][0], signal.SIGKILL)
+                ids += chunk["choices"][0]["token_ids"]
+        return ids
+
+    assert asyncio.run(killed_midway()) == undisturbed
+    wait_until(lambda: is_idle(service))
+
+
+def test_ctrl_c_ends_every_process() -> None:
+    with running_service(tiny_pair_config(speculation={"max_draft_tokens": 0})) as mine:
+        pids = [pid for entry in mine.status()["workers"] for pid in entry["registration"]["process_ids"]]
+        assert "curl" in mine.log.read_text()
+        assert stop(mine.process) == 0
+        log = mine.log.read_text()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    assert "Traceback" not in log
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "an unknown key": (lambda args: args.update(spectulation={}), "spectulation"),
+    "an unknown nested key": (lambda args: args["target"].update(tensor_paralel=2), "target.tensor_paralel"),
+    "an impossible value": (lambda args: args["speculation"].update(max_draft_tokens=-1), "max_draft_tokens"),
+    "a missing model": (lambda args: args["target"].update(model="models/nowhere"), "models/nowhere"),
+    "ranks that do not divide the heads": (lambda args: args["target"].update(tensor_parallel_size=3), "3"),
+    "a drafter with another tokenizer": (
+        lambda args: args["drafters"][0].update(model="OTHER_TOKENIZER"),
+        "different tokenizers",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED.keys())
+def test_a_bad_configuration_is_refused_in_one_line(
+    change: tuple[Callable[[dict[str, Any]], None], str], tmp_path: Path
+) -> None:
+    alter, named = change
+    config = tiny_pair_config()
+    alter(config["applications"][0]["args"])
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(config).replace("OTHER_TOKENIZER", str(permuted_drafter(tmp_path))))
+    outcome = subprocess.run(
+        [sys.executable, "-m", "deployments.cli", "serve", str(path), "--port", str(free_port())],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert outcome.returncode == 2
+    complaint = [line for line in outcome.stderr.splitlines() if line.startswith("leadout: ")]
+    assert len(complaint) == 1
+    assert named in complaint[0]
+    assert "Traceback" not in outcome.stderr
+
+
+def permuted_drafter(folder: Path) -> Path:
+    """The drafter's files with two token ids exchanged: as many tokens, other meanings."""
+    copy = folder / "permuted"
+    shutil.copytree(ROOT / "models" / "tiny-code" / "draft", copy)
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return copy
+
+
+def test_a_taken_port_is_refused_in_one_line(service: Service) -> None:
+    port = service.url.rsplit(":", 1)[1]
+    outcome = subprocess.run(
+        [sys.executable, "-m", "deployments.cli", "serve", "--port", port],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert outcome.returncode == 2
+    assert f"127.0.0.1:{port}" in outcome.stderr

@@ -1,0 +1,50 @@
+"""Fixtures of the engine's tests."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.tiny_models import FAMILIES, TinyModel, save_model
+from workers.engine.config import EngineConfig
+from workers.engine.engine import Engine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """Returns the tiny model of a family, built once per session."""
+    built: dict[str, TinyModel] = {}
+
+    def get(family: str) -> TinyModel:
+        if family not in built:
+            folder = tmp_path_factory.mktemp(family)
+            built[family] = TinyModel(folder, save_model(FAMILIES[family](), folder))
+        return built[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tiny_model: Callable[[str], TinyModel]) -> TinyModel:
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def load_engine(tiny_llama: TinyModel) -> Callable[..., Engine]:
+    """Loads an engine with a small pool; keyword arguments override its configuration."""
+
+    def load(folder: Path = tiny_llama.folder, **options: Any) -> Engine:
+        settings: dict[str, Any] = {"model": str(folder), "device": "cpu", "kv_cache_gib": 0.001} | options
+        return Engine.load(EngineConfig(**settings))
+
+    return load

@@ -1,0 +1,41 @@
+"""Rank 0 of the tensor-parallel tests: runs what it reads from standard input as JSON, one command per line.
+
+`python -m tests.engine.tensor_parallel_lead FOLDER PORT TIMEOUT`; commands are {"steps": [[id, first, ids, rows],
+...]}, {"sleep_s": s} and {"close": true}; each is answered by one line of JSON.
+"""
+
+import json
+import sys
+import time
+
+from tests.engine.tensor_parallel_peer import load
+from workers.engine.step import StepInput
+from workers.errors import LinkClosedError
+from workers.messages import token_ids
+
+
+def main() -> None:
+    folder, port, timeout_s = sys.argv[1:]
+    engine = load(folder, 0, int(port), float(timeout_s))
+    print(json.dumps({"ready": engine.total_blocks}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer: object = None
+        if "sleep_s" in command:
+            time.sleep(command["sleep_s"])
+        elif "close" in command:
+            engine.close()
+        else:
+            inputs = [StepInput(one, first, token_ids(ids), rows) for one, first, ids, rows in command["steps"]]
+            for item in inputs:
+                if engine.length(item.sequence_id) is None:
+                    engine.start(item.sequence_id)
+            try:
+                answer = engine.forward(inputs).tolist()
+            except LinkClosedError as error:
+                answer = {"link_closed": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Two ranks compute what one process computes, and neither waits for ever for a dead one."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pytest
+import torch
+
+from tests.engine.tiny_models import FAMILIES, TinyModel, save_model
+from workers.engine.engine import Engine
+from workers.engine.step import StepInput
+from workers.engine.tensor_parallel import check_tensor_parallel
+from workers.errors import ConfigurationError
+from workers.messages import token_ids
+
+TIMEOUT_S = 8.0
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Group:
+    """Two spawned ranks; rank 0 takes commands."""
+
+    lead: subprocess.Popen[str]
+    follower: subprocess.Popen[str]
+
+    def ask(self, command: dict[str, Any]) -> Any:
+        stdin = cast(IO[str], self.lead.stdin)
+        stdin.write(json.dumps(command) + "\n")
+        stdin.flush()
+        return self.answer()
+
+    def answer(self) -> Any:
+        return json.loads(cast(IO[str], self.lead.stdout).readline())
+
+
+@contextmanager
+def ranks(folder: Path, timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def spawn(role: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", f"tests.engine.tensor_parallel_{role}", str(folder), str(port), str(timeout_s)]
+        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    group = Group(spawn("lead"), spawn("peer"))
+    try:
+        yield group
+    finally:
+        for process in (group.lead, group.follower):
+            process.kill()
+            process.communicate()
+
+
+def test_two_ranks_give_the_logits_of_one_across_an_idle_time_longer_than_the_timeout(
+    tiny_llama: TinyModel, load_engine: Callable[..., Engine]
+) -> None:
+    steps: list[list[Any]] = [
+        [[1, 0, list(range(1, 40)), 2], [2, 0, [5, 6, 7], 3]],
+        [[1, 39, [8], 1], [2, 2, [9, 10, 11, 12, 13], 5]],
+        [[2, 4, [20], 1], [1, 20, [21], 1]],
+    ]
+    alone = load_engine()
+    alone.start(1)
+    alone.start(2)
+    with ranks(tiny_llama.folder, timeout_s=4.0) as group:
+        assert group.answer()["ready"] == 2 * alone.total_blocks  # half the heads, twice the blocks
+        for step in steps:
+            expected = alone.forward([StepInput(one, first, token_ids(ids), rows) for one, first, ids, rows in step])
+            torch.testing.assert_close(torch.tensor(group.ask({"steps": step})), expected, atol=1e-5, rtol=0)
+            if step is steps[0]:
+                group.ask({"sleep_s": 5.0})
+        group.ask({"close": True})
+        assert group.follower.wait(timeout=5) == 0
+
+
+def test_a_follower_notices_at_once_that_rank_0_was_killed(tiny_llama: TinyModel) -> None:
+    with ranks(tiny_llama.folder) as group:
+        group.answer()
+        killed = time.monotonic()
+        group.lead.kill()
+        assert group.follower.wait(timeout=TIMEOUT_S) == 3
+        assert time.monotonic() - killed < TIMEOUT_S / 2
+
+
+def test_rank_0_notices_at_once_that_a_follower_was_killed(tiny_llama: TinyModel) -> None:
+    with ranks(tiny_llama.folder) as group:
+        group.answer()
+        group.follower.kill()
+        asked = time.monotonic()
+        assert "link_closed" in group.ask({"steps": [[1, 0, [1, 2, 3], 1]]})
+        assert time.monotonic() - asked < TIMEOUT_S / 2
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "complaint"),
+    [
+        ("llama", 3, "3 does not divide the 4 attention heads"),
+        ("llama", 4, "4 does not divide the 2 KV heads"),
+        ("gpt2", 2, "no plan to split"),
+        ("llama", 0, "at least 1"),
+    ],
+)
+def test_a_size_that_does_not_divide_is_refused_before_any_weight_is_read(
+    family: str, size: int, complaint: str, tmp_path: Path
+) -> None:
+    save_model(FAMILIES[family](), tmp_path)
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(ConfigurationError, match=complaint):
+        check_tensor_parallel(str(tmp_path), size)
+
+
+def test_sizes_that_divide_are_accepted(tiny_model: Callable[[str], TinyModel]) -> None:
+    check_tensor_parallel(str(tiny_model("llama").folder), 2)
+    check_tensor_parallel(str(tiny_model("gpt2").folder), 1)

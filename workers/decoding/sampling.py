@@ -1,0 +1,76 @@
+"""The target's own draw: argmax of warped log-probabilities plus the noise of the position."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from workers.decoding.noise import add_gumbel_noise_, noise_keys
+from workers.decoding.warping import filter_scores, temperature_scores
+from workers.messages import SamplingParams
+
+INVALID_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRun:
+    """Consecutive positions of one sequence whose tokens are to be drawn."""
+
+    sampling: SamplingParams
+    first_position: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Sampling parameters of every row of a batch: tensors [rows], `keys` int32 [rows, 2]."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    keys: torch.Tensor
+
+    @classmethod
+    def of_runs(cls, runs: Sequence[PositionRun], device: torch.device | str = "cpu") -> "SamplingRows":
+        """Lay `runs` end to end, one row per position."""
+        counts = [run.positions for run in runs]
+        keys = [
+            noise_keys(run.sampling.seed, run.sampling.choice, run.first_position, run.positions)
+            for run in runs
+            if run.positions
+        ]
+        return cls(
+            temperature=torch.tensor(
+                np.repeat([run.sampling.temperature for run in runs], counts), dtype=torch.float32, device=device
+            ),
+            top_k=torch.tensor(
+                np.repeat([run.sampling.top_k for run in runs], counts), dtype=torch.int64, device=device
+            ),
+            top_p=torch.tensor(
+                np.repeat([run.sampling.top_p for run in runs], counts), dtype=torch.float32, device=device
+            ),
+            keys=torch.from_numpy(np.concatenate(keys)).to(device) if keys else torch.empty(0, 2, dtype=torch.int32),
+        )
+
+    def select(self, rows: torch.Tensor) -> "SamplingRows":
+        """Return the rows at the indices `rows` int64 [n]."""
+        return SamplingRows(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.keys[rows])
+
+
+@torch.inference_mode()
+def draw_tokens(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Return int64 [rows]: each row's exact sample of its warped distribution, or its argmax at temperature 0.
+
+    `logits` float32 [rows, V] over real token ids only. A row with NaN or +inf gives INVALID_TOKEN, and touches no
+    other row. The draw depends on the row's logits and its key alone.
+    """
+    best, tokens = logits.max(dim=-1)
+    sampled = (rows.temperature > 0).nonzero(as_tuple=True)[0]
+    if len(sampled):
+        chosen = rows.select(sampled)
+        scores = temperature_scores(logits[sampled], chosen.temperature)
+        if bool(((chosen.top_k > 0) | (chosen.top_p < 1)).any()):
+            scores = filter_scores(scores, chosen.top_k, chosen.top_p)
+        tokens[sampled] = add_gumbel_noise_(scores, chosen.keys).argmax(dim=-1)
+    return tokens.masked_fill_(~best.isfinite(), INVALID_TOKEN)

@@ -1,0 +1,66 @@
+"""The draft worker: an actor with one drafter in its own process, answering the router's messages."""
+
+import os
+from typing import Any
+
+import ray
+
+from workers.drafters.base import Drafter
+from workers.drafters.registry import DrafterSpec, build_drafter
+from workers.messages import (
+    ProposeRequest,
+    ReleaseRequest,
+    StatsRequest,
+    WorkerRegistration,
+    WorkerRequest,
+    WorkerResponse,
+    WorkerRole,
+)
+
+
+class DraftWorker:
+    """Owns one drafter. Messages are handled one at a time, in the order they were sent."""
+
+    def __init__(self, worker_id: str, name: str, spec: DrafterSpec) -> None:
+        self._worker_id = worker_id
+        self._name = name
+        self._spec = spec
+        self._drafter: Drafter | None = None
+
+    def load(self) -> WorkerRegistration:
+        """Load the drafter and say what the router must know. Raises ConfigurationError."""
+        self._drafter = build_drafter(self._spec)
+        limits = self._drafter.limits
+        return WorkerRegistration(
+            worker_id=self._worker_id,
+            role=WorkerRole.DRAFT,
+            name=self._name,
+            process_ids=(os.getpid(),),
+            vocabulary_size=limits.vocabulary_size,
+            context_length=limits.context_length,
+            block_tokens=limits.block_tokens,
+            total_blocks=limits.total_blocks,
+        )
+
+    def handle(self, message: WorkerRequest) -> WorkerResponse | None:
+        """Answer one message of the link protocol."""
+        if self._drafter is None:
+            raise RuntimeError("the drafter is not loaded")
+        match message:
+            case ProposeRequest():
+                return self._drafter.propose(message)
+            case ReleaseRequest(sequence_ids):
+                self._drafter.release(sequence_ids)
+                return None
+            case StatsRequest():
+                return self._drafter.stats()
+            case _:
+                raise TypeError(f"a draft worker does not answer {type(message).__name__}")
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> None:
+        """Answer at once, also while a step runs."""
+
+
+# Never restarted or retried by Ray: a fresh process has other KV, and only the router may send a message again.
+DraftWorkerActor: Any = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(DraftWorker)

@@ -1,0 +1,1 @@
+"""One module per kind of drafter, behind the small protocol of base.py."""

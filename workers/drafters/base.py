@@ -1,0 +1,44 @@
+"""The protocol of a drafter: whatever can continue sequences by a few guesses."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from workers.messages import ProposeRequest, ProposeResponse, WorkerStats
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLimits:
+    """What the router must respect: tokens per sequence, and KV blocks of `block_tokens` tokens."""
+
+    vocabulary_size: int
+    context_length: int
+    block_tokens: int
+    total_blocks: int
+
+
+class Drafter(Protocol):
+    """Proposes tokens for sequences that it follows commit by commit.
+
+    A drafter may guess anything: the target draws its own tokens, so a wrong guess costs time and never text.
+    """
+
+    @property
+    def limits(self) -> DrafterLimits:
+        """What this drafter can hold."""
+        ...
+
+    def propose(self, request: ProposeRequest) -> ProposeResponse:
+        """Follow each item's commits, then draft its number of tokens; answers in the order of the items.
+
+        An item that continues a sequence unknown here is answered with `lost` and changes nothing.
+        """
+        ...
+
+    def release(self, sequence_ids: Iterable[int] | None) -> None:
+        """Forget these sequences (None: all) and free what they hold; unknown ids are ignored."""
+        ...
+
+    def stats(self) -> WorkerStats:
+        """Return the current KV accounting."""
+        ...

@@ -1,0 +1,1 @@
+"""Loading and running Hugging Face causal language models: packed steps over a paged KV pool."""

@@ -1,0 +1,22 @@
+"""How an engine is configured."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One model on one device, or on one rank of a tensor-parallel group.
+
+    `model` is a local folder or a Hugging Face id. `dtype` is "float32", "bfloat16" or "float16"; `device` is "auto"
+    (CUDA where there is one, else the CPU) or a torch device. `kv_cache_gib` is the memory of this rank's KV pool.
+    `max_context_tokens` caps the context below the model's own; `threads` sets torch's CPU threads of the process.
+    """
+
+    model: str
+    dtype: str = "float32"
+    device: str = "auto"
+    kv_cache_gib: float = 0.25
+    block_tokens: int = 16
+    max_context_tokens: int | None = None
+    tensor_parallel_size: int = 1
+    threads: int | None = None

@@ -1,0 +1,251 @@
+"""The engine: sequences in, logits out, over a paged KV pool."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+
+from workers.engine.block_pool import BlockPool, blocks_for
+from workers.engine.config import EngineConfig
+from workers.engine.groups import prepare_step
+from workers.engine.kv_pool import KVPool, affordable_blocks
+from workers.engine.loading import LoadedModel, load_model, resolve_device
+from workers.engine.sequence_cache import SequenceCache
+from workers.engine.step import PackedStep, StepInput, pack_step
+from workers.engine.tensor_parallel import (
+    RankGroup,
+    TensorParallelRank,
+    check_tensor_parallel,
+    group_broken,
+    join,
+)
+from workers.errors import ConfigurationError, OutOfBlocksError
+from workers.messages import token_ids
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs one model over many sequences, whose keys and values it caches.
+
+    Not safe to call from several threads. In a tensor-parallel group rank 0 is called, and the others `follow`.
+    """
+
+    def __init__(self, loaded: LoadedModel, pool: KVPool, total_blocks: int, group: RankGroup | None = None) -> None:
+        self.group = group
+        self._loaded = loaded
+        self._pool = pool
+        self._blocks = BlockPool(total_blocks)
+        self._sequences: dict[int, SequenceCache] = {}
+        # A mask of four dimensions passes through transformers unread, and stops it from building one.
+        self._no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=loaded.device)
+
+    @classmethod
+    def load(cls, config: EngineConfig, tensor_parallel: TensorParallelRank | None = None) -> "Engine":
+        """Load the model and allocate the KV pool; with `tensor_parallel`, as one rank of a group.
+
+        Raises ConfigurationError when the model is missing, does not fit, or cannot run here, and LinkClosedError when
+        another rank of the group failed to load.
+        """
+        _check_ranks(config, tensor_parallel)
+        group = None if tensor_parallel is None else join(tensor_parallel, resolve_device(config.device))
+        try:
+            loaded = load_model(config)
+            shape = loaded.kv_shape
+            total_blocks = affordable_blocks(shape, config.kv_cache_gib, config.block_tokens, loaded.context_length)
+            pool = KVPool.create(shape, total_blocks, config.block_tokens, loaded.device)
+            engine = cls(loaded, pool, total_blocks, group)
+            engine._try_out(config.model)
+        except BaseException:
+            if group is not None:
+                group.close()
+            raise
+        if group is not None:
+            group.open()
+        logger.info(
+            "%s on %s: %d blocks of %d tokens, context %d",
+            config.model,
+            loaded.device,
+            total_blocks,
+            config.block_tokens,
+            loaded.context_length,
+        )
+        return engine
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Width of the logits: the tokenizer's ids, without the padding of the embedding."""
+        return self._loaded.vocabulary_size
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens a sequence may have."""
+        return self._loaded.context_length
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per KV block."""
+        return self._pool.block_tokens
+
+    @property
+    def total_blocks(self) -> int:
+        """KV blocks of this engine."""
+        return self._blocks.total_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that no sequence holds."""
+        return self._blocks.free_blocks
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences are known, empty ones included."""
+        return len(self._sequences)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self._loaded.device
+
+    def start(self, sequence_id: int) -> None:
+        """Make the sequence known and empty."""
+        self.release((sequence_id,))
+        self._sequences[sequence_id] = SequenceCache(self._blocks, self.block_tokens)
+
+    def length(self, sequence_id: int) -> int | None:
+        """Return how many tokens of the sequence are cached, or None when it is unknown."""
+        cache = self._sequences.get(sequence_id)
+        return None if cache is None else cache.length
+
+    def truncate(self, sequence_id: int, length: int) -> None:
+        """Forget the tokens from position `length` on, which copies no tensor.
+
+        Raises ValueError when the sequence is unknown or shorter.
+        """
+        self._known(sequence_id).truncate(length)
+
+    def release(self, sequence_ids: Iterable[int] | None) -> None:
+        """Forget these sequences (None: all) and free their blocks; unknown ids are ignored."""
+        for sequence_id in list(self._sequences) if sequence_ids is None else sequence_ids:
+            cache = self._sequences.pop(sequence_id, None)
+            if cache is not None:
+                cache.release()
+
+    def forward(self, inputs: Sequence[StepInput]) -> torch.Tensor:
+        """Read the new tokens of all `inputs` in one pass and return the logits asked for.
+
+        Each sequence is first cut back to its `first_position`, which is the whole of a rollback. Returns float32
+        [sum of logit_rows, vocabulary_size] on the engine's device, rows in the order of inputs, then positions. It
+        is an inference tensor: use it out of place.
+
+        Raises OutOfBlocksError, with nothing changed for any sequence, when the pool is short; ValueError, likewise,
+        for an input that cannot be; LinkClosedError when the tensor-parallel group is broken. When the pass itself
+        fails, every sequence ends at its `first_position`.
+        """
+        if self.group is not None and self.group.rank.rank != 0:
+            raise ValueError("forward is called on rank 0 only")
+        if not inputs:
+            return torch.empty((0, self.vocabulary_size), device=self.device)
+        caches = self._check(inputs)
+        for item, cache in zip(inputs, caches, strict=True):
+            cache.truncate(item.first_position)
+        try:
+            for item, cache in zip(inputs, caches, strict=True):
+                cache.extend_to(item.first_position + len(item.token_ids))
+            return self._run(pack_step(inputs, [cache.blocks for cache in caches]))
+        except BaseException:
+            for item, cache in zip(inputs, caches, strict=True):
+                cache.truncate(item.first_position)
+            raise
+
+    def execute(self, step: PackedStep) -> torch.Tensor:
+        """Run one packed step on this rank and return the logits, float32 [R, vocabulary_size].
+
+        It touches no block accounting: the step says where everything is.
+        """
+        with torch.inference_mode():
+            metadata = prepare_step(step, self._pool, self.device)
+            output = self._loaded.model(
+                input_ids=metadata.token_ids,
+                position_ids=metadata.position_ids,
+                attention_mask=self._no_mask,
+                use_cache=False,
+                logits_to_keep=metadata.logit_rows,
+                step=metadata,
+            )
+            return cast(torch.Tensor, output.logits[0, :, : self.vocabulary_size].float())
+
+    def close(self) -> None:
+        """Leave the tensor-parallel group, if any; followers stop. The engine is not used afterwards."""
+        if self.group is not None:
+            self.group.close()
+
+    def _run(self, step: PackedStep) -> torch.Tensor:
+        if self.group is None:
+            return self.execute(step)
+        with self.group.lock:
+            self.group.send_step(step)
+            try:
+                return self.execute(step)
+            except RuntimeError as error:
+                raise group_broken(error) from error
+
+    def _known(self, sequence_id: int) -> SequenceCache:
+        cache = self._sequences.get(sequence_id)
+        if cache is None:
+            raise ValueError(f"sequence {sequence_id} is unknown")
+        return cache
+
+    def _check(self, inputs: Sequence[StepInput]) -> list[SequenceCache]:
+        """Return the caches of `inputs` in order, or raise as `forward` says."""
+        caches = [self._known(item.sequence_id) for item in inputs]
+        if len({item.sequence_id for item in inputs}) < len(inputs):
+            raise ValueError("a sequence appears twice in one step")
+        blocks_wanted = 0
+        for item, cache in zip(inputs, caches, strict=True):
+            self._check_input(item, cache)
+            end = item.first_position + len(item.token_ids)
+            blocks_wanted += blocks_for(end, self.block_tokens) - len(cache.blocks)
+        if blocks_wanted > self.free_blocks:
+            raise OutOfBlocksError(f"the step needs {blocks_wanted} more KV blocks and {self.free_blocks} are free")
+        return caches
+
+    def _check_input(self, item: StepInput, cache: SequenceCache) -> None:
+        count = len(item.token_ids)
+        where = f"sequence {item.sequence_id}"
+        if count < 1:
+            raise ValueError(f"{where}: no new tokens")
+        if not 0 <= item.logit_rows <= count:
+            raise ValueError(f"{where}: {item.logit_rows} rows of logits from {count} tokens")
+        if not 0 <= item.first_position <= cache.length:
+            raise ValueError(f"{where}: first_position {item.first_position} with {cache.length} tokens cached")
+        if item.first_position + count > self.context_length:
+            raise ValueError(f"{where}: {item.first_position + count} tokens exceed the context {self.context_length}")
+        if int(item.token_ids.min()) < 0 or int(item.token_ids.max()) >= self._loaded.embedding_size:
+            raise ValueError(f"{where}: token ids must be from 0 to {self._loaded.embedding_size - 1}")
+
+    def _try_out(self, model: str) -> None:
+        """Run one token through the model, on all ranks alike, so that what cannot work is refused at start-up."""
+        step = pack_step([StepInput(0, 0, token_ids([0]), 1)], [[0]])
+        try:
+            logits = self.execute(step)
+        except (RuntimeError, TypeError) as error:
+            # A peer that could not load leaves the group, which ends the collectives of this pass.
+            if self.group is not None and not isinstance(error, (NotImplementedError, TypeError)):
+                raise group_broken(error) from error
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigurationError(f"model {model} cannot run with a paged KV pool: {reason}") from error
+        if logits.shape != (1, self.vocabulary_size):
+            raise ConfigurationError(
+                f"model {model} gives {logits.shape[-1]} logits for a tokenizer of {self.vocabulary_size} ids"
+            )
+
+
+def _check_ranks(config: EngineConfig, tensor_parallel: TensorParallelRank | None) -> None:
+    ranks = 1 if tensor_parallel is None else tensor_parallel.world_size
+    if ranks != config.tensor_parallel_size:
+        raise ConfigurationError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}, and the group has {ranks} ranks"
+        )
+    check_tensor_parallel(config.model, config.tensor_parallel_size)

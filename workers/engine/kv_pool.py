@@ -1,0 +1,60 @@
+"""The tensors behind the KV blocks: one for keys and one for values per layer, allocated once."""
+
+from dataclasses import dataclass
+
+import torch
+
+from workers.engine.block_pool import blocks_for
+from workers.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token occupies on this rank: `layers` x 2 x `kv_heads` x `head_dim` numbers of `dtype`."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one cached token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """Keys and values of all blocks: per layer one tensor [total_blocks * block_tokens, kv_heads, head_dim] each."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    block_tokens: int
+
+    @classmethod
+    def create(cls, shape: KVShape, total_blocks: int, block_tokens: int, device: torch.device) -> "KVPool":
+        """Allocate the pool. It starts as zeros, because a masked slot that holds NaN would spoil its row."""
+        size = (total_blocks * block_tokens, shape.kv_heads, shape.head_dim)
+
+        def tensors() -> tuple[torch.Tensor, ...]:
+            return tuple(torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers))
+
+        return cls(tensors(), tensors(), block_tokens)
+
+
+def affordable_blocks(shape: KVShape, kv_cache_gib: float, block_tokens: int, context_length: int) -> int:
+    """Return how many blocks `kv_cache_gib` GiB hold.
+
+    Raises ConfigurationError when they do not hold one sequence of `context_length` tokens.
+    """
+    if block_tokens < 1:
+        raise ConfigurationError(f"block_tokens is {block_tokens}; it must be at least 1")
+    block_bytes = shape.token_bytes * block_tokens
+    blocks = int(kv_cache_gib * 2**30 // block_bytes)
+    needed = blocks_for(context_length, block_tokens)
+    if blocks < needed:
+        raise ConfigurationError(
+            f"kv_cache_gib {kv_cache_gib:g} is too small: one context of {context_length} tokens needs "
+            f"{needed * block_bytes / 2**30:.3g} GiB (raise it, or lower max_context_tokens)"
+        )
+    return blocks

@@ -1,0 +1,201 @@
+"""Loading a causal language model for paged execution."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workers.engine.attention import ATTENTION_NAME, register_attention
+from workers.engine.config import EngineConfig
+from workers.engine.kv_pool import KVShape
+from workers.engine.model_files import model_file, model_folder, unknown_model
+from workers.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what the engine must know of it.
+
+    Ids from `vocabulary_size` (the tokenizer's) to `embedding_size` - 1 are padding and must never be produced.
+    `kv_heads` counts this rank's share.
+    """
+
+    model: torch.nn.Module
+    vocabulary_size: int
+    embedding_size: int
+    context_length: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What one cached token occupies on this rank."""
+        return KVShape(self.layers, self.kv_heads, self.head_dim, self.dtype)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the torch device that `name` means; "auto" is CUDA where there is one, else the CPU.
+
+    Raises ConfigurationError for a device that torch does not know or this machine does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(f"device {name!r} is not a device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(f"device {name!r} was asked for, and this machine has no CUDA device")
+    return device
+
+
+def load_config(model: str) -> "PreTrainedConfig":
+    """Return the transformers configuration of `model` (of its text part).
+
+    Raises ConfigurationError when the folder, its config.json or the model type is unknown.
+    """
+    from transformers import AutoConfig
+
+    folder = model_folder(model)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder or model)
+    except (OSError, ValueError) as error:
+        raise unknown_model(model, error) from error
+    return config.get_text_config()
+
+
+def attention_shape(config: "PreTrainedConfig") -> tuple[int, int, int]:
+    """Return (attention heads, KV heads, head dimension) of a model, before any sharding."""
+    heads: int = config.num_attention_heads
+    kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, kv_heads, head_dim
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Load `config.model` in evaluation mode, with paged attention, on its device.
+
+    With `tensor_parallel_size` above 1 every rank of the process group must call this, and each loads its share.
+    Raises ConfigurationError when the model is missing or cannot run here.
+    """
+    if config.dtype not in _DTYPES:
+        raise ConfigurationError(f"dtype {config.dtype!r} is not one of {', '.join(_DTYPES)}")
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = resolve_device(config.device)
+    text_config = load_config(config.model)
+    _check_layers(config.model, text_config)
+    embedding_size: int = text_config.vocab_size
+    vocabulary_size = tokenizer_size(config.model) or embedding_size
+    if vocabulary_size > embedding_size:
+        raise ConfigurationError(
+            f"model {config.model} has {embedding_size} logits for a tokenizer of {vocabulary_size} ids"
+        )
+    _, kv_heads, head_dim = attention_shape(text_config)
+    return LoadedModel(
+        model=_load_weights(config, device),
+        vocabulary_size=vocabulary_size,
+        embedding_size=embedding_size,
+        context_length=context_length(config.model, text_config, config.max_context_tokens),
+        layers=text_config.num_hidden_layers,
+        kv_heads=kv_heads // config.tensor_parallel_size,
+        head_dim=head_dim,
+        dtype=_DTYPES[config.dtype],
+        device=device,
+    )
+
+
+def tokenizer_size(model: str) -> int | None:
+    """Return one more than the largest token id of the model's tokenizer, or None when it has no tokenizer."""
+    path = model_file(model, "tokenizer.json")
+    if path is not None:
+        from tokenizers import Tokenizer
+
+        return max(Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True).values()) + 1
+    if not any(model_file(model, name) for name in _TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return max(AutoTokenizer.from_pretrained(model_folder(model) or model).get_vocab().values()) + 1
+    except (OSError, ValueError) as error:
+        raise unknown_model(model, error) from error
+
+
+def _load_weights(config: EngineConfig, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    register_attention()
+    options: dict[str, Any] = {"dtype": _DTYPES[config.dtype], "attn_implementation": ATTENTION_NAME}
+    if config.tensor_parallel_size > 1:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        options["distributed_config"] = DistributedConfig(tp_size=config.tensor_parallel_size)
+    with _quiet_transformers():
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(model_folder(config.model) or config.model, **options)
+        except (OSError, ValueError) as error:
+            raise unknown_model(config.model, error) from error
+    if not model.is_backend_compatible():
+        raise ConfigurationError(
+            f"model {config.model} ({type(model).__name__}) does not let its attention be replaced"
+        )
+    if config.tensor_parallel_size == 1:
+        model = model.to(device)
+    logger.debug("loaded %s as %s on %s", config.model, config.dtype, device)
+    return model.eval()
+
+
+def _check_layers(model: str, config: "PreTrainedConfig") -> None:
+    """Refuse layers that keep another state than keys and values of past tokens."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - _SUPPORTED_LAYERS:
+        raise ConfigurationError(f"model {model} has layers that cannot be paged: {', '.join(sorted(kinds))}")
+
+
+def context_length(model: str, text_config: "PreTrainedConfig", cap: int | None) -> int:
+    """Return how many tokens a sequence may have: the model's own limit, or `cap` if that is smaller.
+
+    Raises ConfigurationError when neither is known.
+    """
+    if cap is not None and cap < 1:
+        raise ConfigurationError(f"max_context_tokens is {cap}; it must be at least 1")
+    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    known = [length for length in (own, cap) if length is not None]
+    if not known:
+        raise ConfigurationError(f"model {model} states no context length; set max_context_tokens")
+    return min(known)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence the progress bars and advice of transformers, whose place is not a server's log."""
+    from transformers.utils import logging
+
+    library_logging: Any = logging
+
+    verbosity = library_logging.get_verbosity()
+    progress_bar = library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(verbosity)
+        if progress_bar:
+            library_logging.enable_progress_bar()

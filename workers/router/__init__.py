@@ -1,0 +1,1 @@
+"""The router: sequences, rounds, commits, dispatch and failover."""

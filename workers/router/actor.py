@@ -1,0 +1,41 @@
+"""The router as Ray sees it: worker handles become links, everything else is handed on."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from workers.decoding.detokenizer import IncrementalDetokenizer
+from workers.links import RayLink
+from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRegistration
+from workers.router.config import RouterConfig
+from workers.router.router import Router
+
+
+class RouterActor:
+    """Runs in one Serve replica. Its methods are called through Serve handles, never per round."""
+
+    def __init__(self, config: RouterConfig, tokenizer_json: str) -> None:
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._router = Router(config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()))
+
+    async def register(self, registration: WorkerRegistration, worker: Any) -> None:
+        """Take a worker into service, or do nothing if it is; see `Router.register`."""
+        await self._router.register(registration, RayLink(worker))
+
+    async def unregister(self, worker_id: str) -> None:
+        """Take a worker out of service; its sequences go on elsewhere."""
+        self._router.unregister(worker_id)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """See `Router.generate`."""
+        events = self._router.generate(request)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+
+    async def status(self, with_worker_stats: bool = False) -> RouterStatus:
+        """See `Router.status`."""
+        return await self._router.status(with_worker_stats)

@@ -1,0 +1,21 @@
+"""What the router needs to know of the deployment."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Limits and deadlines of one router. Times in seconds.
+
+    `max_draft_tokens` is the draft length k; 0 switches speculation off. `max_batch_sequences` bounds a cohort,
+    `prefill_chunk_tokens` the prompt tokens that one step reads beside the decoding sequences.
+    """
+
+    max_draft_tokens: int = 4
+    max_running_sequences: int = 64
+    max_waiting_sequences: int = 256
+    max_batch_sequences: int = 32
+    prefill_chunk_tokens: int = 512
+    queue_timeout_s: float = 60.0
+    propose_deadline_s: float = 10.0
+    verify_deadline_s: float = 60.0

@@ -1,0 +1,182 @@
+"""The rounds of one target: draft, verify, commit, for as long as it has sequences."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from workers.errors import LinkError
+from workers.messages import (
+    NO_PROPOSAL,
+    GenerationFailed,
+    Proposal,
+    ProposeRequest,
+    ProposeResponse,
+    VerifiedItem,
+    VerifyResponse,
+)
+from workers.router.config import RouterConfig
+from workers.router.draft_length import DraftLengthContext, DraftLengthPolicy
+from workers.router.peer import Peer
+from workers.router.rounds import PlannedSequence, apply_proposed, plan_round, propose_items, verify_request
+from workers.router.running import RunningSequence
+from workers.router.totals import RoundClock, TotalsCounter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneEvents:
+    """What a lane tells its router: a sequence ended, a worker failed."""
+
+    finished: Callable[[RunningSequence], None]
+    drafter_failed: Callable[[str, LinkError], None]
+    target_failed: Callable[[str, LinkError], None]
+
+
+class Lane:
+    """Runs one cohort at a time on one target. Sequences join and leave between rounds."""
+
+    def __init__(
+        self,
+        target: Peer,
+        drafters: Mapping[str, Peer],
+        config: RouterConfig,
+        policy: DraftLengthPolicy,
+        totals: TotalsCounter,
+        events: LaneEvents,
+    ) -> None:
+        self.target = target
+        self.running: dict[int, RunningSequence] = {}
+        self._drafters = drafters
+        self._config = config
+        self._policy = policy
+        self._totals = totals
+        self._events = events
+        self._work = asyncio.Event()
+
+    def join(self, running: RunningSequence) -> None:
+        """Let the sequence take part from the next round on."""
+        running.sequence.target.assign(self.target.worker_id)
+        self.running[running.sequence.sequence_id] = running
+        self._work.set()
+
+    def leave(self, sequence_id: int) -> None:
+        """Take the sequence out; a round in progress drops its answer."""
+        self.running.pop(sequence_id, None)
+
+    async def run(self) -> None:
+        """Run rounds until the target fails or the task is cancelled."""
+        while True:
+            if not self.running:
+                self._work.clear()
+                await self._work.wait()
+            try:
+                await self._round()
+            except LinkError as error:
+                self._events.target_failed(self.target.worker_id, error)
+                return
+            except Exception:
+                # A fault of the router itself must not leave its sequences waiting for ever.
+                logger.exception("round failed")
+                self._fail_cohort("the router failed while running a round")
+
+    async def _round(self) -> None:
+        clock = RoundClock()
+        planned = plan_round(
+            [running.sequence for running in self._cohort()], self._draft_lengths(), self._config.prefill_chunk_tokens
+        )
+        proposals = await self._propose(planned, clock)
+        await self.target.releases_sent()
+        live = [plan for plan in planned if plan.sequence.sequence_id in self.running]
+        if not live:
+            return
+        request = verify_request(live, proposals)
+        began = time.perf_counter()
+        response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
+        clock.verified((time.perf_counter() - began) * 1e3, response.compute_ms)
+        for plan, verified in zip(live, response.items, strict=True):
+            self._apply(plan, verified, proposals.get(verified.sequence_id, NO_PROPOSAL))
+        self._totals.add_round(clock)
+
+    def _cohort(self) -> list[RunningSequence]:
+        """The sequences of the next round; more than fit take turns, those that waited longest first."""
+        chosen = list(self.running.values())[: self._config.max_batch_sequences]
+        for running in chosen:
+            self.running[running.sequence.sequence_id] = self.running.pop(running.sequence.sequence_id)
+        return chosen
+
+    def _draft_lengths(self) -> dict[int, int]:
+        return {
+            sequence_id: self._policy(
+                DraftLengthContext(running.sequence.request.speculation.max_draft_tokens, self._config.max_draft_tokens)
+            )
+            if running.wants_drafts
+            else 0
+            for sequence_id, running in self.running.items()
+        }
+
+    async def _propose(self, planned: list[PlannedSequence], clock: RoundClock) -> dict[int, Proposal]:
+        """Ask every drafter of the cohort at once; one that fails costs its sequences this round's drafts."""
+        # Drafters come and go while the round waits; it deals with those of its beginning.
+        drafters = dict(self._drafters)
+        contexts = {worker_id: drafter.registration.context_length for worker_id, drafter in drafters.items()}
+        requests = propose_items(planned, contexts, self._config.prefill_chunk_tokens)
+        for plan in planned:
+            if plan.draft_tokens > 0 and plan.sequence.drafter.worker_id not in contexts:
+                plan.sequence.count_fallback_round()
+        if not requests:
+            return {}
+        began = time.perf_counter()
+        answers = await asyncio.gather(*(self._ask(drafters[worker], request) for worker, request in requests.items()))
+        clock.drafted(
+            (time.perf_counter() - began) * 1e3, max((answer.compute_ms for answer in answers if answer), default=0.0)
+        )
+        plans = {plan.sequence.sequence_id: plan for plan in planned}
+        items = {item.sequence_id: item for request in requests.values() for item in request.items}
+        return {
+            proposed.sequence_id: apply_proposed(plans[proposed.sequence_id], items[proposed.sequence_id], proposed)
+            for answer in answers
+            if answer is not None
+            for proposed in answer.items
+        }
+
+    async def _ask(self, drafter: Peer, request: ProposeRequest) -> ProposeResponse | None:
+        await drafter.releases_sent()
+        # A sequence that left since the round was planned is released already; asking would start it again for ever.
+        request = ProposeRequest(tuple(item for item in request.items if item.sequence_id in self.running))
+        try:
+            return cast(ProposeResponse, await drafter.link.call(request, self._config.propose_deadline_s))
+        except LinkError as error:
+            if self._drafters.get(drafter.worker_id) is drafter:
+                self._events.drafter_failed(drafter.worker_id, error)
+            return None
+
+    def _apply(self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal) -> None:
+        """Commit one answer, unless its sequence ended or moved on meanwhile."""
+        sequence = plan.sequence
+        running = self.running.get(sequence.sequence_id)
+        if running is None or verified.epoch != sequence.epoch:
+            return
+        if verified.fault is not None:
+            running.emit(GenerationFailed(500, "sequence_fault", verified.fault))
+            self._events.finished(running)
+        elif verified.lost:
+            sequence.target.restart()
+        elif not plan.samples:
+            sequence.read_by_target(plan.target_end - sequence.target.cached_tokens)
+        else:
+            chunk = sequence.commit(verified, proposal)
+            committed = len(chunk.token_ids)
+            self._totals.add_commit(len(proposal), min(verified.accepted, committed), committed)
+            running.target_failures = 0
+            running.emit(chunk)
+            if sequence.finish_reason is not None:
+                self._events.finished(running)
+
+    def _fail_cohort(self, message: str) -> None:
+        for running in list(self.running.values()):
+            running.emit(GenerationFailed(500, "internal_error", message))
+            self._events.finished(running)

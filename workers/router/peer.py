@@ -1,0 +1,92 @@
+"""A registered worker as the router sees it: its link, its KV ledger, and releases sent together."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from workers.errors import LinkError
+from workers.messages import ReleaseRequest, StatsRequest, WorkerRegistration, WorkerReport, WorkerStats
+
+if TYPE_CHECKING:
+    from workers.links import Link
+
+logger = logging.getLogger(__name__)
+CONTROL_DEADLINE_S = 10.0
+
+
+@dataclass(slots=True)
+class BlockLedger:
+    """KV blocks promised to sequences, so that a worker never runs out in the middle of one."""
+
+    total_blocks: int
+    block_tokens: int
+    reserved: dict[int, int] = field(default_factory=dict)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return how many blocks `tokens` tokens occupy."""
+        return -(-tokens // self.block_tokens)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks not promised to anybody."""
+        return self.total_blocks - sum(self.reserved.values())
+
+    def reserve(self, sequence_id: int, tokens: int) -> bool:
+        """Promise blocks for `tokens` tokens; False, and nothing promised, if there are too few."""
+        blocks = self.blocks_for(tokens)
+        if blocks > self.free_blocks:
+            return False
+        self.reserved[sequence_id] = blocks
+        return True
+
+    def release(self, sequence_id: int) -> None:
+        """Take the promise back."""
+        self.reserved.pop(sequence_id, None)
+
+
+class Peer:
+    """One worker. Messages on its link are answered in order, so a release never overtakes a step."""
+
+    def __init__(self, registration: WorkerRegistration, link: "Link") -> None:
+        self.registration = registration
+        self.link = link
+        self.ledger = BlockLedger(registration.total_blocks, registration.block_tokens)
+        self._to_release: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's id."""
+        return self.registration.worker_id
+
+    def release(self, sequence_id: int) -> None:
+        """Free the sequence's KV: all releases of one turn of the event loop travel as one message."""
+        self.ledger.release(sequence_id)
+        if not self._to_release:
+            task = asyncio.get_running_loop().create_task(self._send_releases())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._to_release.add(sequence_id)
+
+    async def releases_sent(self) -> None:
+        """Wait until all releases are on their way: a step sent before them could need the blocks they free."""
+        while self._to_release:
+            await asyncio.sleep(0)
+
+    async def report(self, deadline_s: float) -> WorkerReport:
+        """Ask the worker for its KV accounting; no stats if it does not answer in time."""
+        try:
+            stats = await self.link.call(StatsRequest(), deadline_s)
+        except LinkError:
+            stats = None
+        return WorkerReport(self.registration, stats if isinstance(stats, WorkerStats) else None)
+
+    async def _send_releases(self) -> None:
+        await asyncio.sleep(0)
+        released, self._to_release = tuple(self._to_release), set()
+        try:
+            await self.link.call(ReleaseRequest(released), CONTROL_DEADLINE_S)
+        except LinkError as error:
+            # A worker that is gone has nothing left to free; a stuck one is reset when it registers again.
+            logger.debug("release at %s failed: %s", self.worker_id, error)

@@ -1,0 +1,125 @@
+"""One round as data: what to ask the drafters, what to ask the target, and how answers become commits. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from workers.messages import (
+    NO_PROPOSAL,
+    Proposal,
+    ProposedItem,
+    ProposeItem,
+    ProposeRequest,
+    VerifyItem,
+    VerifyRequest,
+)
+from workers.router.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSequence:
+    """A sequence's part in a round.
+
+    The target reads up to position `target_end` and draws if that is the sequence's length; `draft_tokens` is what
+    the policy allows, before the drafter's own limits.
+    """
+
+    sequence: Sequence
+    epoch: int
+    target_end: int
+    draft_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the target draws tokens in this round, rather than only reading a prompt chunk."""
+        return self.target_end == self.sequence.length
+
+
+def plan_round(
+    cohort: Iterable[Sequence], draft_lengths: Mapping[int, int], prefill_chunk_tokens: int
+) -> list[PlannedSequence]:
+    """Split the prompt tokens that one step may read among the cohort; decoding sequences always take part.
+
+    `draft_lengths` gives k by sequence id. A sequence whose prompt gets no share sits this round out.
+    """
+    budget = prefill_chunk_tokens
+    planned = []
+    for sequence in cohort:
+        pending = sequence.length - sequence.target.cached_tokens
+        share = pending if pending == 1 else min(pending, budget)
+        if share == 0:
+            continue
+        budget -= share if pending > 1 else 0
+        target_end = sequence.target.cached_tokens + share
+        # A verification of k drafts commits up to k + 1 tokens, which the budget of the request must hold.
+        limit = min(draft_lengths[sequence.sequence_id], sequence.remaining_tokens - 1)
+        draft_tokens = limit if target_end == sequence.length else 0
+        planned.append(PlannedSequence(sequence, sequence.epoch, target_end, draft_tokens))
+    return planned
+
+
+def propose_items(
+    planned: Iterable[PlannedSequence], drafter_contexts: Mapping[str, int], prefill_chunk_tokens: int
+) -> dict[str, ProposeRequest]:
+    """Return one request per drafter, by worker id.
+
+    A drafter that has not caught up with its sequence reads another chunk and drafts only when it has; where the
+    drafter's context ends, its part in the sequence ends.
+    """
+    requests: dict[str, list[ProposeItem]] = defaultdict(list)
+    for plan in planned:
+        sequence, view = plan.sequence, plan.sequence.drafter
+        if view.worker_id is None or view.worker_id not in drafter_contexts:
+            continue
+        room = drafter_contexts[view.worker_id] - sequence.length + 1
+        if room <= 0:
+            continue
+        # Drafts whose verification never came back are still cached; the last committed token is always read again.
+        start = min(view.cached_tokens, sequence.length - 1)
+        end = min(plan.target_end, start + prefill_chunk_tokens)
+        draft_tokens = min(plan.draft_tokens, room) if end == sequence.length else 0
+        if end <= start or (draft_tokens == 0 and end == sequence.length):
+            continue
+        requests[view.worker_id].append(
+            ProposeItem(
+                sequence.sequence_id,
+                plan.epoch,
+                start,
+                sequence.tokens(start, end),
+                draft_tokens,
+                sampling=sequence.request.sampling if start == 0 else None,
+            )
+        )
+    return {worker_id: ProposeRequest(tuple(items)) for worker_id, items in requests.items()}
+
+
+def apply_proposed(plan: PlannedSequence, item: ProposeItem, answer: ProposedItem) -> Proposal:
+    """Note what the drafter has read and return its proposal; an answer to an older epoch gives none."""
+    sequence = plan.sequence
+    if answer.epoch != sequence.epoch or sequence.finish_reason is not None:
+        return NO_PROPOSAL
+    if answer.lost:
+        sequence.drafter.restart()
+        return NO_PROPOSAL
+    sequence.read_by_drafter(item.first_position + len(item.committed), len(answer.proposal))
+    return answer.proposal
+
+
+def verify_request(planned: Iterable[PlannedSequence], proposals: Mapping[int, Proposal]) -> VerifyRequest:
+    """Return the target's step for the planned sequences; sequences without a proposal are decoded plainly."""
+    items = []
+    for plan in planned:
+        sequence = plan.sequence
+        start = sequence.target.cached_tokens
+        items.append(
+            VerifyItem(
+                sequence.sequence_id,
+                plan.epoch,
+                start,
+                sequence.tokens(start, plan.target_end),
+                proposals.get(sequence.sequence_id, NO_PROPOSAL) if plan.samples else NO_PROPOSAL,
+                sample=plan.samples,
+                sampling=sequence.request.sampling if start == 0 else None,
+            )
+        )
+    return VerifyRequest(tuple(items))

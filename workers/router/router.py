@@ -1,0 +1,278 @@
+"""The router: admits requests, places sequences on workers, moves them when a worker fails. No Ray."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from workers.decoding.detokenizer import IncrementalDetokenizer
+from workers.errors import ConfigurationError, LinkError
+from workers.messages import (
+    GenerationEvent,
+    GenerationFailed,
+    GenerationRequest,
+    ReleaseRequest,
+    RouterStatus,
+    TokenIds,
+    WorkerRegistration,
+    WorkerReport,
+    WorkerRole,
+)
+from workers.router.config import RouterConfig
+from workers.router.draft_length import DraftLengthPolicy, fixed_draft_length
+from workers.router.lane import Lane, LaneEvents
+from workers.router.peer import CONTROL_DEADLINE_S, Peer
+from workers.router.running import RunningSequence
+from workers.router.sequence import Sequence
+from workers.router.totals import TotalsCounter
+
+if TYPE_CHECKING:
+    from workers.links import Link
+
+logger = logging.getLogger(__name__)
+MAX_TARGET_FAILURES = 3
+STATS_DEADLINE_S = 2.0
+
+
+class Router:
+    """Owns every sequence from admission to its last token."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        make_detokenizer: Callable[[TokenIds], IncrementalDetokenizer],
+        policy: DraftLengthPolicy = fixed_draft_length,
+    ) -> None:
+        self._config = config
+        self._make_detokenizer = make_detokenizer
+        self._policy = policy
+        self._totals = TotalsCounter()
+        self._drafters: dict[str, Peer] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._lane_tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting: deque[RunningSequence] = deque()
+        # Workers may still hold sequences of an earlier router; a random start keeps ids apart.
+        self._next_sequence_id = secrets.randbits(48) << 14
+
+    # --- workers --------------------------------------------------------------------------------------------
+
+    async def register(self, registration: WorkerRegistration, link: "Link") -> None:
+        """Take a worker into service; a worker already known is left as it is.
+
+        Raises ConfigurationError when its vocabulary differs from that of the workers in service, LinkError when it
+        does not answer.
+        """
+        if self._is_registered(registration):
+            return
+        await link.call(ReleaseRequest(None), CONTROL_DEADLINE_S)
+        # Supervisors register again and again: another call may have been quicker while the worker was busy.
+        if self._is_registered(registration):
+            return
+        peer = Peer(registration, link)
+        if registration.role is WorkerRole.DRAFT:
+            self._drafters[registration.worker_id] = peer
+            for running in self._running():
+                self._assign_drafter(running)
+        else:
+            self._start_lane(peer)
+        logger.info("registered %s worker %s (%s)", registration.role, registration.worker_id, registration.name)
+        self._place_waiting()
+
+    def unregister(self, worker_id: str) -> None:
+        """Take a worker out of service; its sequences go on elsewhere."""
+        if worker_id in self._drafters:
+            self._drop_drafter(worker_id)
+        elif worker_id in self._lanes:
+            self._drop_target(worker_id)
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """Yield what is committed for `request`, round by round; the last event is final.
+
+        Closing the iterator cancels: both workers' KV is released at once.
+        """
+        running = self._admit(request)
+        if running is None:
+            yield GenerationFailed(429, "overloaded", f"{len(self._waiting)} sequences are waiting already")
+            return
+        try:
+            while True:
+                event = await running.next_event()
+                yield event
+                if isinstance(event, GenerationFailed) or event.finish_reason is not None:
+                    return
+        finally:
+            self._end(running)
+
+    async def status(self, with_worker_stats: bool = False) -> RouterStatus:
+        """Return a snapshot. Asking the workers for their stats waits for their current step, 2 s at most."""
+        peers = self._peers()
+        if with_worker_stats:
+            reports = await asyncio.gather(*(peer.report(STATS_DEADLINE_S) for peer in peers))
+        else:
+            reports = [WorkerReport(peer.registration, None) for peer in peers]
+        running = sum(len(lane.running) for lane in self._lanes.values())
+        return RouterStatus(running, len(self._waiting), tuple(reports), self._totals.totals)
+
+    async def close(self) -> None:
+        """Stop all rounds; sequences still in service end with an error."""
+        for running in [*self._running(), *self._waiting]:
+            running.emit(GenerationFailed(503, "shutting_down", "the service is shutting down"))
+        tasks = list(self._lane_tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- admission and placement ----------------------------------------------------------------------------
+
+    def _admit(self, request: GenerationRequest) -> RunningSequence | None:
+        """Place the request or let it wait; None if it can do neither."""
+        self._next_sequence_id += 1
+        sequence = Sequence(self._next_sequence_id, request, self._make_detokenizer)
+        running = RunningSequence(sequence, deadline_s=time.monotonic() + request.timeout_s)
+        if not self._waiting and self._place(running):
+            return running
+        if len(self._waiting) >= self._config.max_waiting_sequences:
+            return None
+        self._enqueue(running)
+        return running
+
+    def _enqueue(self, running: RunningSequence, front: bool = False) -> None:
+        """Put a sequence in line for a target, for as long as the queue timeout allows."""
+        running.queued_s = time.monotonic()
+        if front:
+            self._waiting.appendleft(running)
+        else:
+            self._waiting.append(running)
+        asyncio.get_running_loop().call_later(self._config.queue_timeout_s, self._give_up_waiting, running)
+
+    def _give_up_waiting(self, running: RunningSequence) -> None:
+        waited = time.monotonic() - running.queued_s
+        if running in self._waiting and waited >= self._config.queue_timeout_s * 0.99:
+            reason = "no target is available" if not self._lanes else "every target is busy"
+            running.emit(GenerationFailed(503, "service_unavailable", f"{reason} after {waited:.0f} s in the queue"))
+            self._end(running)
+
+    def _place_waiting(self) -> None:
+        """Place waiting sequences in order; the first that fits nowhere holds the line, so nobody starves."""
+        while self._waiting and self._place(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _place(self, running: RunningSequence) -> bool:
+        sequence = running.sequence
+        lanes = sorted(self._lanes.values(), key=lambda lane: len(lane.running))
+        if sum(len(lane.running) for lane in lanes) >= self._config.max_running_sequences:
+            return False
+        for lane in lanes:
+            if lane.target.ledger.reserve(sequence.sequence_id, self._most_tokens(sequence)):
+                self._assign_drafter(running)
+                lane.join(running)
+                return True
+        return False
+
+    def _most_tokens(self, sequence: Sequence) -> int:
+        """The most tokens of the sequence that a worker's KV can hold at once.
+
+        Drafts never pass the request's token budget, so its last position bounds them too.
+        """
+        return sequence.length + sequence.remaining_tokens
+
+    def _assign_drafter(self, running: RunningSequence) -> None:
+        """Give the sequence the drafter with most room that it accepts; none is not an error."""
+        sequence, wanted = running.sequence, running.sequence.request.speculation.drafter
+        if not running.wants_drafts or sequence.drafter.worker_id is not None:
+            return
+        for drafter in sorted(self._drafters.values(), key=lambda peer: -peer.ledger.free_blocks):
+            tokens = min(self._most_tokens(sequence), drafter.registration.context_length)
+            fits = wanted in (None, drafter.registration.name)
+            if fits and drafter.ledger.reserve(sequence.sequence_id, tokens):
+                sequence.drafter.assign(drafter.worker_id)
+                sequence.drafter_name = drafter.registration.name
+                return
+
+    def _end(self, running: RunningSequence) -> None:
+        """Take the sequence out of service and free its KV everywhere; once is enough."""
+        if running.ended:
+            return
+        running.ended = True
+        sequence = running.sequence
+        if running in self._waiting:
+            self._waiting.remove(running)
+        if lane := self._lanes.get(sequence.target.worker_id or ""):
+            lane.leave(sequence.sequence_id)
+            lane.target.release(sequence.sequence_id)
+        if drafter := self._drafters.get(sequence.drafter.worker_id or ""):
+            drafter.release(sequence.sequence_id)
+        self._place_waiting()
+
+    # --- failure --------------------------------------------------------------------------------------------
+
+    def _start_lane(self, target: Peer) -> None:
+        events = LaneEvents(self._end, self._on_drafter_failed, self._on_target_failed)
+        lane = Lane(target, self._drafters, self._config, self._policy, self._totals, events)
+        self._lanes[target.worker_id] = lane
+        self._lane_tasks[target.worker_id] = asyncio.create_task(lane.run())
+
+    def _on_drafter_failed(self, worker_id: str, error: LinkError) -> None:
+        logger.warning("drafter %s failed: %s", worker_id, error)
+        self._drop_drafter(worker_id)
+
+    def _on_target_failed(self, worker_id: str, error: LinkError) -> None:
+        logger.warning("target %s failed: %s", worker_id, error)
+        self._drop_target(worker_id)
+
+    def _drop_drafter(self, worker_id: str) -> None:
+        """Move the drafter's sequences to another drafter, or let them decode plainly."""
+        if self._drafters.pop(worker_id, None) is None:
+            return
+        # A sequence that waits for its next target keeps its drafter meanwhile.
+        for running in [*self._running(), *self._waiting]:
+            if running.sequence.drafter.worker_id == worker_id:
+                running.sequence.drafter.assign(None)
+                self._assign_drafter(running)
+
+    def _drop_target(self, worker_id: str) -> None:
+        """Put the target's sequences first in line again; they resume from their committed tokens."""
+        lane = self._lanes.pop(worker_id, None)
+        if lane is None:
+            return
+        task = self._lane_tasks.pop(worker_id)
+        if task is not asyncio.current_task():
+            task.cancel()
+        moved = list(lane.running.values())
+        lane.running.clear()
+        for running in reversed(moved):
+            sequence = running.sequence
+            sequence.target.assign(None)
+            sequence.epoch += 1
+            running.target_failures += 1
+            if running.target_failures >= MAX_TARGET_FAILURES:
+                running.emit(GenerationFailed(503, "service_unavailable", "its target failed again and again"))
+                self._end(running)
+            else:
+                self._enqueue(running, front=True)
+        self._place_waiting()
+
+    # --- helpers --------------------------------------------------------------------------------------------
+
+    def _is_registered(self, registration: WorkerRegistration) -> bool:
+        """Whether the worker is in service. Raises ConfigurationError if it cannot serve beside those that are."""
+        if registration.worker_id in self._drafters or registration.worker_id in self._lanes:
+            return True
+        for peer in self._peers():
+            if peer.registration.vocabulary_size != registration.vocabulary_size:
+                raise ConfigurationError(
+                    f"{registration.name} has {registration.vocabulary_size} token ids, "
+                    f"{peer.registration.name} has {peer.registration.vocabulary_size}"
+                )
+        return False
+
+    def _peers(self) -> list[Peer]:
+        return [*(lane.target for lane in self._lanes.values()), *self._drafters.values()]
+
+    def _running(self) -> list[RunningSequence]:
+        return [running for lane in self._lanes.values() for running in lane.running.values()]

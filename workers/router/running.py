@@ -1,0 +1,37 @@
+"""A sequence in service: what the client still waits for, and the queue its events go through."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from workers.messages import GenerationEvent, GenerationFailed
+from workers.router.sequence import Sequence
+
+
+@dataclass(slots=True)
+class RunningSequence:
+    """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress."""
+
+    sequence: Sequence
+    deadline_s: float
+    queued_s: float = field(default_factory=time.monotonic)
+    ended: bool = False
+    target_failures: int = 0
+    _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
+
+    @property
+    def wants_drafts(self) -> bool:
+        """Whether the request leaves speculation on."""
+        return self.sequence.request.speculation.enabled
+
+    def emit(self, event: GenerationEvent) -> None:
+        """Queue an event for the client."""
+        self._events.put_nowait(event)
+
+    async def next_event(self) -> GenerationEvent:
+        """Return the next event, or the failure that says the request ran out of time."""
+        try:
+            return await asyncio.wait_for(self._events.get(), max(0.0, self.deadline_s - time.monotonic()))
+        except TimeoutError:
+            timeout_s = self.sequence.request.timeout_s
+            return GenerationFailed(504, "timeout", f"the request did not finish within {timeout_s:g} s")

@@ -1,0 +1,126 @@
+"""One sequence as the router owns it: its tokens, what each worker has read of them, and its accounts."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workers.decoding.detokenizer import IncrementalDetokenizer
+from workers.decoding.stopping import StopChecker
+from workers.messages import (
+    FinishReason,
+    GenerationRequest,
+    Proposal,
+    SpeculationUsage,
+    TokenChunk,
+    TokenIds,
+    VerifiedItem,
+)
+
+
+class WorkerView:
+    """Which worker follows the sequence, and how many of its tokens that worker's KV holds."""
+
+    def __init__(self) -> None:
+        self.worker_id: str | None = None
+        self.cached_tokens = 0
+
+    def assign(self, worker_id: str | None) -> None:
+        """Move to another worker, which knows nothing yet; None leaves the sequence without one."""
+        self.worker_id = worker_id
+        self.cached_tokens = 0
+
+    def restart(self) -> None:
+        """The worker lost the sequence: begin again from position 0."""
+        self.cached_tokens = 0
+
+
+class Sequence:
+    """Grows by `commit` alone. `epoch` rises with every answer applied, so older answers can be told and dropped."""
+
+    def __init__(
+        self,
+        sequence_id: int,
+        request: GenerationRequest,
+        make_detokenizer: Callable[[TokenIds], IncrementalDetokenizer],
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.request = request
+        self.epoch = 0
+        self.target = WorkerView()
+        self.drafter = WorkerView()
+        self.drafter_name: str | None = None
+        self.finish_reason: FinishReason | None = None
+        self._tokens = np.empty(len(request.prompt) + request.stop.max_tokens, dtype=np.int32)
+        self._tokens[: len(request.prompt)] = request.prompt
+        self._length = len(request.prompt)
+        self._stop = StopChecker(request.stop, lambda: make_detokenizer(request.prompt))
+        self._verifications = self._draft_tokens = self._accepted_tokens = self._fallback_rounds = 0
+        self._verified_tokens = 0
+        self._accepted_per_position: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Prompt and committed tokens."""
+        return self._length
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that may still be committed."""
+        return len(self._tokens) - self._length
+
+    def tokens(self, start: int, end: int) -> TokenIds:
+        """Return a copy of the tokens at positions `start` to `end` - 1."""
+        return self._tokens[start:end].copy()
+
+    def read_by_target(self, tokens: int) -> None:
+        """A prompt chunk of `tokens` tokens is in the target's KV; nothing was drawn."""
+        self.epoch += 1
+        self.target.cached_tokens += tokens
+
+    def read_by_drafter(self, read_tokens: int, drafted_tokens: int) -> None:
+        """The drafter read commits up to position `read_tokens` and its own drafts but the last."""
+        self.drafter.cached_tokens = read_tokens + max(0, drafted_tokens - 1)
+
+    def commit(self, verified: VerifiedItem, proposal: Proposal) -> TokenChunk:
+        """Append the verified tokens, up to where the sequence ends, and return what is new.
+
+        Both workers' KV is rolled back by arithmetic: the target keeps what it accepted, the drafter what it shares
+        with the committed tokens.
+        """
+        outcome = self._stop.push(verified.token_ids)
+        kept = verified.token_ids[: outcome.kept_tokens]
+        self.drafter.cached_tokens = min(self.drafter.cached_tokens, self._length + verified.accepted)
+        self.target.cached_tokens = self._length + verified.accepted
+        self._tokens[self._length : self._length + len(kept)] = kept
+        self._length += len(kept)
+        self._count(len(proposal), min(verified.accepted, len(kept)), len(kept))
+        self.epoch += 1
+        self.finish_reason = outcome.finish_reason
+        usage = self.usage() if outcome.finish_reason else None
+        return TokenChunk(kept, outcome.visible_characters, outcome.finish_reason, usage)
+
+    def count_fallback_round(self) -> None:
+        """A round wanted drafts and had no drafter to ask."""
+        self._fallback_rounds += 1
+
+    def usage(self) -> SpeculationUsage:
+        """Return what speculation did so far."""
+        return SpeculationUsage(
+            verifications=self._verifications,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
+            committed_tokens=self._verified_tokens,
+            accepted_per_position=tuple(self._accepted_per_position),
+            drafter=self.drafter_name,
+            fallback_rounds=self._fallback_rounds,
+        )
+
+    def _count(self, drafted: int, accepted: int, committed: int) -> None:
+        self._verifications += 1
+        self._draft_tokens += drafted
+        self._accepted_tokens += accepted
+        self._verified_tokens += committed
+        missing = drafted - len(self._accepted_per_position)
+        self._accepted_per_position.extend([0] * missing)
+        for position in range(accepted):
+            self._accepted_per_position[position] += 1

@@ -1,0 +1,60 @@
+"""Where the time of rounds goes, summed over the router's life."""
+
+import time
+from dataclasses import dataclass, field, replace
+
+from workers.messages import RoundTotals
+
+
+@dataclass(slots=True)
+class RoundClock:
+    """Times of one round in milliseconds; the wait includes the compute."""
+
+    began_s: float = field(default_factory=time.perf_counter)
+    draft_wait_ms: float = 0.0
+    draft_compute_ms: float = 0.0
+    verify_wait_ms: float = 0.0
+    verify_compute_ms: float = 0.0
+
+    def drafted(self, wait_ms: float, compute_ms: float) -> None:
+        """Note how long the proposals took."""
+        self.draft_wait_ms, self.draft_compute_ms = wait_ms, compute_ms
+
+    def verified(self, wait_ms: float, compute_ms: float) -> None:
+        """Note how long the verification took."""
+        self.verify_wait_ms, self.verify_compute_ms = wait_ms, compute_ms
+
+    def wall_ms(self) -> float:
+        """Return the time since the round began."""
+        return (time.perf_counter() - self.began_s) * 1e3
+
+
+class TotalsCounter:
+    """Accumulates `RoundTotals`."""
+
+    def __init__(self) -> None:
+        self.totals = RoundTotals()
+
+    def add_round(self, clock: RoundClock) -> None:
+        """Count a finished round."""
+        totals = self.totals
+        self.totals = replace(
+            totals,
+            rounds=totals.rounds + 1,
+            wall_ms=totals.wall_ms + clock.wall_ms(),
+            draft_wait_ms=totals.draft_wait_ms + clock.draft_wait_ms,
+            draft_compute_ms=totals.draft_compute_ms + clock.draft_compute_ms,
+            verify_wait_ms=totals.verify_wait_ms + clock.verify_wait_ms,
+            verify_compute_ms=totals.verify_compute_ms + clock.verify_compute_ms,
+        )
+
+    def add_commit(self, drafted: int, accepted: int, committed: int) -> None:
+        """Count one sequence's verification."""
+        totals = self.totals
+        self.totals = replace(
+            totals,
+            verifications=totals.verifications + 1,
+            draft_tokens=totals.draft_tokens + drafted,
+            accepted_tokens=totals.accepted_tokens + accepted,
+            committed_tokens=totals.committed_tokens + committed,
+        )

@@ -1,0 +1,84 @@
+"""The target worker: one rank of a tensor-parallel group in its own process; rank 0 answers the router."""
+
+import os
+import socket
+from typing import Any
+
+import ray
+
+from workers.engine.config import EngineConfig
+from workers.messages import (
+    ReleaseRequest,
+    StatsRequest,
+    VerifyRequest,
+    WorkerRegistration,
+    WorkerRequest,
+    WorkerResponse,
+    WorkerRole,
+)
+
+
+class TargetWorker:
+    """Owns one rank's share of the target. Messages are handled one at a time, in the order they were sent."""
+
+    def __init__(self, worker_id: str, name: str, config: EngineConfig, rank: int) -> None:
+        self._worker_id = worker_id
+        self._name = name
+        self._config = config
+        self._rank = rank
+
+    def reserve_address(self) -> tuple[str, int]:
+        """Return this node's address and a free port, where the ranks of the group will meet."""
+        address: str = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, int(probe.getsockname()[1])
+
+    def load(self, meeting_point: tuple[str, int], timeout_s: float) -> WorkerRegistration:
+        """Load this rank's share, together with all other ranks. Raises ConfigurationError."""
+        # Imported here so that the process is up, and visible, before torch is.
+        from workers.engine.engine import Engine
+        from workers.engine.tensor_parallel import TensorParallelRank
+        from workers.engine.verifier import Verifier
+
+        size = self._config.tensor_parallel_size
+        rank = TensorParallelRank(self._rank, size, *meeting_point, timeout_s) if size > 1 else None
+        self._engine = Engine.load(self._config, rank)
+        self._verifier = Verifier(self._engine)
+        return WorkerRegistration(
+            worker_id=self._worker_id,
+            role=WorkerRole.TARGET,
+            name=self._name,
+            process_ids=(os.getpid(),),
+            vocabulary_size=self._engine.vocabulary_size,
+            context_length=self._engine.context_length,
+            block_tokens=self._engine.block_tokens,
+            total_blocks=self._engine.total_blocks,
+        )
+
+    def follow(self) -> None:
+        """Run rank 0's steps on this rank until the group stops. Raises LinkClosedError when a peer dies."""
+        from workers.engine.tensor_parallel import follow
+
+        follow(self._engine)
+
+    def handle(self, message: WorkerRequest) -> WorkerResponse | None:
+        """Answer one message of the link protocol (rank 0 only)."""
+        match message:
+            case VerifyRequest():
+                return self._verifier.verify(message)
+            case ReleaseRequest(sequence_ids):
+                self._verifier.release(sequence_ids)
+                return None
+            case StatsRequest():
+                return self._verifier.stats()
+            case _:
+                raise TypeError(f"a target worker does not answer {type(message).__name__}")
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> None:
+        """Answer at once, also while a step runs."""
+
+
+# Never restarted or retried by Ray: a fresh process has other KV, and only the router may send a message again.
+TargetWorkerActor: Any = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(TargetWorker)
