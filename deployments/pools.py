@@ -87,7 +87,7 @@ class TargetPool:
         meeting_point = await asyncio.wait_for(actors[0].reserve_address.remote(), self._load_timeout_s)
         loads = [actor.load.remote(meeting_point, self._load_timeout_s) for actor in actors]
         first, *others = await _loaded(loads, self._load_timeout_s)
-        following = tuple(actor.follow.remote() for actor in actors[1:])
+        following = tuple(asyncio.wrap_future(actor.follow.remote().future()) for actor in actors[1:])
         return StartedWorker(with_process_ids(first, others), actors[0], actors, following)
 
     def check_health(self) -> None:

@@ -29,7 +29,7 @@ class StartedWorker:
     registration: WorkerRegistration
     entry: Any
     actors: tuple[Any, ...]
-    running: tuple[Any, ...] = ()
+    running: "tuple[asyncio.Future[None], ...]" = ()
 
     def kill(self) -> None:
         """End every process of the worker."""
@@ -95,10 +95,10 @@ class Supervisor:
         await self._unregister(worker)
 
     async def _alive(self, worker: StartedWorker) -> bool:
-        if worker.running:
-            ended, _ = ray.wait(list(worker.running), timeout=0)
-            if ended:
-                return False
+        ended = [call for call in worker.running if call.done()]
+        if ended:
+            logger.warning("a rank of %s ended: %s", worker.registration.worker_id, ended[0].exception())
+            return False
         try:
             pings = [actor.ping.remote() for actor in worker.actors]
             await asyncio.wait_for(asyncio.gather(*pings), PING_TIMEOUT_S)

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -42,6 +42,15 @@ def byte_tokenizer(chat_template: str | None = PLAIN_TEMPLATE) -> TokenizersBack
     tokenizer.train_from_iterator([], trainer)
     build: Callable[..., TokenizersBackend] = TokenizersBackend
     return build(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, chat_template=chat_template)
+
+
+def piece_tokenizer(pieces: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer whose id n is the whole text `pieces[n]`: decoding joins pieces, whatever they are."""
+    # A word-level vocabulary must not name a word twice; the decoder cuts the number off again.
+    vocabulary = {f"{index:04d}{piece}": index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex("^[0-9]{4}"), ""), decoders.Fuse()])
+    return tokenizer
 
 
 def in_blocks(ids: Sequence[int], block: int, finish_reason: FinishReason = FinishReason.LENGTH) -> list[TokenChunk]:
