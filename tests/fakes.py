@@ -1,24 +1,46 @@
-"""Stand-ins that tests share: a generation service that plays a script, and a tokenizer that is built at once."""
+"""Stand-ins that tests share: a generation service that plays a script, tokenizers, and workers without a model.
+
+`ScriptedTarget` and `ScriptedDrafter` are links with a toy model behind them. They keep per-sequence state as real
+workers do and raise at whatever message a real worker could not follow.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
+from workers.errors import DeadlineExceededError, LinkClosedError, LinkError
 from workers.messages import (
     FinishReason,
     GenerationEvent,
     GenerationRequest,
+    Proposal,
+    ProposedItem,
+    ProposeItem,
+    ProposeRequest,
+    ProposeResponse,
+    ReleaseRequest,
     RouterStatus,
+    SamplingParams,
     SpeculationUsage,
+    StatsRequest,
     TokenChunk,
+    VerifiedItem,
+    VerifyItem,
+    VerifyRequest,
+    VerifyResponse,
     WorkerRegistration,
     WorkerReport,
+    WorkerRequest,
+    WorkerResponse,
     WorkerRole,
+    WorkerStats,
     token_ids,
 )
 
@@ -98,3 +120,253 @@ class ScriptedService:
         """Return a status with `workers`, after `status_delay_s`."""
         await asyncio.sleep(self.status_delay_s)
         return RouterStatus(0, 0, self.workers)
+
+
+# --- workers without a model ---------------------------------------------------------------------------------
+
+TOY_VOCABULARY = 32
+FIRST_TOY_OUTPUT = 16
+"""Prompts of the toy model use the ids below; it answers with those from here on, so that each can be told."""
+
+
+def toy_next(history: Sequence[int], sampling: SamplingParams) -> int:
+    """The toy target's token after `history`: a hash of the last two tokens, the position and the request's noise."""
+    seen = (*history[-2:], len(history), sampling.seed, sampling.choice)
+    return FIRST_TOY_OUTPUT + zlib.crc32(repr(tuple(map(int, seen))).encode()) % (TOY_VOCABULARY - FIRST_TOY_OUTPUT)
+
+
+def toy_continuation(prompt: Sequence[int], sampling: SamplingParams, tokens: int) -> list[int]:
+    """What plain decoding gives."""
+    history = list(prompt)
+    for _ in range(tokens):
+        history.append(toy_next(history, sampling))
+    return history[len(prompt) :]
+
+
+Guess = Callable[[Sequence[int], SamplingParams], int]
+
+
+def never_right(history: Sequence[int], sampling: SamplingParams) -> int:
+    """Guess another token than the target's."""
+    right = toy_next(history, sampling)
+    return right + 1 if right + 1 < TOY_VOCABULARY else FIRST_TOY_OUTPUT
+
+
+def sometimes_right(percent: int) -> Guess:
+    """Guess right at about `percent` in a hundred positions, always the same ones."""
+
+    def guess(history: Sequence[int], sampling: SamplingParams) -> int:
+        chance = zlib.crc32(repr((sampling.seed, len(history))).encode()) % 100
+        return toy_next(history, sampling) if chance < percent else never_right(history, sampling)
+
+    return guess
+
+
+class Trouble(Enum):
+    """What may befall a worker's step."""
+
+    DEATH = "the process is gone, and its state with it"
+    TIMEOUT = "the step is done, and the answer comes too late"
+    ERROR = "the step raises"
+    FORGET = "the worker has lost its sequences"
+    STALE = "the answer carries an older epoch"
+
+
+class ProtocolViolation(AssertionError):
+    """The router sent what a real worker could not follow."""
+
+
+@dataclass
+class HeldSequence:
+    """What a worker's KV holds of a sequence."""
+
+    sampling: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
+class ScriptedWorker:
+    """A link and the worker at its end. The state changes as messages are sent, in order; answers take `delay_s`.
+
+    `troubles` gives what happens at which step (counted from 0 over the worker's lives); `every_step` at all others.
+    """
+
+    worker_id: str
+    role: WorkerRole
+    name: str
+    context_length: int = 256
+    block_tokens: int = 4
+    total_blocks: int = 4096
+    vocabulary_size: int = TOY_VOCABULARY
+    delay_s: float = 0.0
+    troubles: dict[int, Trouble] = field(default_factory=dict)
+    every_step: Trouble | None = None
+    dead: bool = False
+    steps: int = 0
+    held: dict[int, HeldSequence] = field(default_factory=dict)
+    messages: list[WorkerRequest] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def registration(self) -> WorkerRegistration:
+        """What the worker says of itself."""
+        return WorkerRegistration(
+            self.worker_id,
+            self.role,
+            self.name,
+            (1,),
+            self.vocabulary_size,
+            self.context_length,
+            self.block_tokens,
+            self.total_blocks,
+        )
+
+    def die(self) -> None:
+        """Lose everything and answer nothing any more."""
+        self.dead = True
+        self.held.clear()
+
+    def revive(self) -> None:
+        """Start anew, with nothing."""
+        self.dead = False
+
+    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
+        """See `workers.links.Link.call`."""
+        if self.dead:
+            raise LinkClosedError("the worker is gone")
+        self.messages.append(message)
+        match message:
+            case ReleaseRequest(sequence_ids):
+                for sequence_id in list(self.held) if sequence_ids is None else sequence_ids:
+                    self.held.pop(sequence_id, None)
+                await asyncio.sleep(0)
+                return None
+            case StatsRequest():
+                await asyncio.sleep(0)
+                return WorkerStats(len(self.held), self.total_blocks - self._blocks(), self.total_blocks)
+            case ProposeRequest() | VerifyRequest():
+                return await self._step(message, deadline_s)
+
+    async def _step(self, message: ProposeRequest | VerifyRequest, deadline_s: float) -> WorkerResponse:
+        trouble = self.troubles.get(self.steps, self.every_step)
+        self.steps += 1
+        if trouble is Trouble.DEATH:
+            self.die()
+        if trouble is Trouble.FORGET:
+            self.held.clear()
+        answer = None if self.dead else self.answer(message, epochs_late=1 if trouble is Trouble.STALE else 0)
+        await asyncio.sleep(min(self.delay_s, deadline_s))
+        if self.dead or answer is None:
+            raise LinkClosedError("the worker is gone")
+        if trouble is Trouble.ERROR:
+            raise LinkError("the worker failed")
+        if trouble is Trouble.TIMEOUT or self.delay_s > deadline_s:
+            raise DeadlineExceededError("the worker is late")
+        return answer
+
+    def answer(self, message: ProposeRequest | VerifyRequest, epochs_late: int) -> WorkerResponse:
+        """Do one step."""
+        raise NotImplementedError
+
+    def follow(self, items: Iterable[ProposeItem | VerifyItem]) -> dict[int, HeldSequence]:
+        """Bring the held sequences up to date; those that are lost are left out."""
+        followed: dict[int, HeldSequence] = {}
+        for item in items:
+            self.require(item.sequence_id not in followed, "a sequence appears twice in a step")
+            self.require(len(item.committed) > 0, "nothing to read")
+            self.require((item.sampling is not None) == (item.first_position == 0), "sampling starts a sequence")
+            if item.sampling is not None:
+                self.held[item.sequence_id] = HeldSequence(item.sampling)
+            held = self.held.get(item.sequence_id)
+            if held is None or len(held.tokens) < item.first_position:
+                continue
+            del held.tokens[item.first_position :]
+            held.tokens += [int(token) for token in item.committed]
+            for position, token in enumerate(held.tokens):
+                right = token < FIRST_TOY_OUTPUT or token == toy_next(held.tokens[:position], held.sampling)
+                self.require(right, f"token {token} at position {position} was never committed")
+            followed[item.sequence_id] = held
+        return followed
+
+    def check_room(self) -> None:
+        """Raise if the KV of the step does not fit."""
+        self.require(self._blocks() <= self.total_blocks, f"{self._blocks()} blocks of {self.total_blocks}")
+        for held in self.held.values():
+            self.require(len(held.tokens) <= self.context_length, f"{len(held.tokens)} tokens pass the context")
+
+    def require(self, holds: bool, otherwise: str) -> None:
+        """Raise, and remember, a violation of the protocol."""
+        if not holds:
+            self.violations.append(otherwise)
+            raise ProtocolViolation(f"{self.worker_id}: {otherwise}")
+
+    def _blocks(self) -> int:
+        return sum(-(-len(held.tokens) // self.block_tokens) for held in self.held.values())
+
+
+class ScriptedTarget(ScriptedWorker):
+    """Verifies with the toy model. A sequence whose prompt begins with `faulty_first_token` cannot go on."""
+
+    faulty_first_token: int | None = None
+
+    def __init__(self, worker_id: str = "target-0", **options: object) -> None:
+        super().__init__(worker_id, WorkerRole.TARGET, "toy", **options)  # type: ignore[arg-type]
+
+    def answer(self, message: ProposeRequest | VerifyRequest, epochs_late: int) -> WorkerResponse:
+        """See `workers.engine.verifier.Verifier.verify`."""
+        assert isinstance(message, VerifyRequest)
+        followed = self.follow(message.items)
+        for item in message.items:
+            self.require(item.sample or not len(item.proposal), "drafts where nothing is drawn")
+            if held := followed.get(item.sequence_id):
+                held.tokens += [int(token) for token in item.proposal.token_ids]
+        self.check_room()
+        answers = (self._verified(item, followed.get(item.sequence_id), epochs_late) for item in message.items)
+        return VerifyResponse(tuple(answers), compute_ms=1.0)
+
+    def _verified(self, item: VerifyItem, held: HeldSequence | None, epochs_late: int) -> VerifiedItem:
+        epoch = item.epoch - epochs_late
+        if held is None:
+            return VerifiedItem(item.sequence_id, epoch, lost=True)
+        if held.tokens[0] == self.faulty_first_token:
+            return VerifiedItem(item.sequence_id, epoch, fault="its logits are not finite")
+        if not item.sample:
+            return VerifiedItem(item.sequence_id, epoch)
+        base = item.first_position + len(item.committed)
+        accepted = 0
+        while base + accepted < len(held.tokens):
+            if held.tokens[base + accepted] != toy_next(held.tokens[: base + accepted], held.sampling):
+                break
+            accepted += 1
+        del held.tokens[base + accepted :]
+        own = toy_next(held.tokens, held.sampling)
+        return VerifiedItem(item.sequence_id, epoch, accepted, token_ids([*held.tokens[base:], own]))
+
+
+class ScriptedDrafter(ScriptedWorker):
+    """Drafts what `guess` says."""
+
+    def __init__(self, guess: Guess = toy_next, worker_id: str = "draft-0", **options: object) -> None:
+        options = {"name": "toy-draft"} | options
+        super().__init__(worker_id, WorkerRole.DRAFT, **options)  # type: ignore[arg-type]
+        self._guess = guess
+
+    def answer(self, message: ProposeRequest | VerifyRequest, epochs_late: int) -> WorkerResponse:
+        """See `workers.drafters.base.Drafter.propose`."""
+        assert isinstance(message, ProposeRequest)
+        followed = self.follow(message.items)
+        answers = []
+        for item in message.items:
+            held = followed.get(item.sequence_id)
+            drafts: list[int] = []
+            if held is not None and item.draft_tokens:
+                base = len(held.tokens)
+                for _ in range(item.draft_tokens):
+                    held.tokens.append(self._guess(held.tokens, held.sampling))
+                # The last draft is drawn and not read.
+                drafts = held.tokens[base:]
+                held.tokens.pop()
+            proposal = Proposal(token_ids(drafts))
+            answers.append(ProposedItem(item.sequence_id, item.epoch - epochs_late, proposal, lost=held is None))
+        self.check_room()
+        return ProposeResponse(tuple(answers), compute_ms=1.0)

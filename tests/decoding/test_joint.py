@@ -143,7 +143,6 @@ def test_the_joint_distribution_of_three_tokens_is_the_targets_own() -> None:
     # Rejections at both positions and full acceptances all take part.
     assert min(np.bincount(accepted_at_first, minlength=3)) > 500
     assert chi_square_p(counts, joint(target, prompt)) > FITS
-    # What the test can see: the drafter's distribution, a mixture with a fifth of it, a temperature a fifth too high.
-    assert chi_square_p(counts, joint(drafter, prompt)) < MISFITS
+    # What the test can see: a fifth of the drafter's distribution mixed in, a temperature that is a fifth too high.
     assert chi_square_p(counts, 0.8 * joint(target, prompt) + 0.2 * joint(drafter, prompt)) < MISFITS
     assert chi_square_p(counts, joint(target, prompt, 1.2)) < MISFITS

@@ -180,7 +180,9 @@ def shown(collected: Sequence[StopOutcome], text: str) -> str:
     sizes=st.lists(st.integers(1, 4), max_size=14),
 )
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_the_text_ends_before_the_stop_string_however_it_is_split(pieces: list[str], stop: str, sizes: list[int]) -> None:
+def test_the_text_ends_before_the_stop_string_however_it_is_split(
+    pieces: list[str], stop: str, sizes: list[int]
+) -> None:
     text = "".join(pieces)
     as_bytes, as_pieces = ids(text), list(range(len(pieces)))
     expected = text[: text.find(stop)] if stop in text else text

@@ -11,8 +11,10 @@ import torch
 
 _MASK_64 = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-# Work on this many ids at a time, so that the int32 and float32 temporaries stay in the L2 cache.
-_BLOCK_TOKENS = 65_536
+# Work on this many numbers at a time, so that the int32 and float32 temporaries stay in the L2 cache.
+_BLOCK_NUMBERS = 65_536
+# Below this share of possible tokens, picking them out is faster than hashing all.
+_SPARSE_SHARE = 0.25
 
 
 def _mix_64(value: int) -> int:
@@ -79,13 +81,20 @@ def gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def add_gumbel_noise_(scores: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Add noise for token ids 0 to V - 1 to `scores` in place and return it.
+    """Add noise for token ids 0 to V - 1 to `scores` in place and return it; -inf stays.
 
-    `scores` float32 [rows, V], `keys` int32 [rows, 2].
+    `scores` float32 [rows, V], `keys` int32 [rows, 2]. Where filters left few tokens, only theirs is computed.
     """
+    possible = scores > -torch.inf
+    if int(possible.sum()) < _SPARSE_SHARE * scores.numel():
+        rows, ids = possible.nonzero(as_tuple=True)
+        scores[rows, ids] += gumbel_noise(keys[rows], ids.to(torch.int32).unsqueeze(-1)).squeeze(-1)
+        return scores
     vocabulary = scores.shape[1]
-    for start in range(0, vocabulary, _BLOCK_TOKENS):
-        ids = torch.arange(start, min(start + _BLOCK_TOKENS, vocabulary), dtype=torch.int32, device=scores.device)
-        for row in range(scores.shape[0]):
-            scores[row, start : start + len(ids)] += gumbel_noise(keys[row : row + 1], ids)[0]
+    block_ids = min(vocabulary, _BLOCK_NUMBERS)
+    block_rows = max(1, _BLOCK_NUMBERS // vocabulary)
+    for start in range(0, vocabulary, block_ids):
+        ids = torch.arange(start, min(start + block_ids, vocabulary), dtype=torch.int32, device=scores.device)
+        for row in range(0, scores.shape[0], block_rows):
+            scores[row : row + block_rows, start : start + block_ids] += gumbel_noise(keys[row : row + block_rows], ids)
     return scores

@@ -19,24 +19,50 @@ def temperature_scores(logits: torch.Tensor, temperature: torch.Tensor) -> torch
     return shifted.div_(temperature.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1))
 
 
+# Most rows keep few tokens: look at this many of the largest first, then at eight times as many, and so on.
+_FIRST_WIDTH = 128
+_WIDENING = 8
+
+
 def filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return `scores` with -inf where top-k or top-p removes a token.
 
-    `scores` float32 [rows, V]; `top_k` int64 [rows], 0 for off; `top_p` float32 [rows], 1 for off. At least one token
-    per row remains.
+    `scores` float32 [rows, V], the largest of each row being 0; `top_k` int64 [rows], 0 for off; `top_p` float32
+    [rows], 1 for off. At least one token per row remains. A row's result does not depend on the other rows.
     """
     vocabulary = scores.shape[-1]
     kept = torch.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary)
-    cuts_mass = bool((top_p < 1).any())
-    widest = vocabulary if cuts_mass and bool((kept == vocabulary).any()) else int(kept.max())
-    ordered = scores.topk(widest, dim=-1).values
-    threshold = ordered.gather(-1, (kept.clamp(max=widest) - 1).unsqueeze(-1))
-    if cuts_mass:
-        ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
-        # Sums from left to right, unlike a softmax, do not depend on how wide the other rows make this one.
-        weights = (ordered - ordered[..., :1]).exp()
-        mass = weights.cumsum(dim=-1)
-        inside = (mass - weights < top_p.unsqueeze(-1) * mass[..., -1:]) | (top_p >= 1).unsqueeze(-1)
-        last = inside.sum(dim=-1, keepdim=True).clamp(min=1) - 1
-        threshold = torch.maximum(threshold, ordered.gather(-1, last))
-    return scores.masked_fill(scores < threshold, -torch.inf)
+    thresholds = torch.full_like(top_p, -torch.inf)
+    pending = ((kept < vocabulary) | (top_p < 1)).nonzero(as_tuple=True)[0]
+    width = _FIRST_WIDTH
+    while len(pending):
+        width = min(width, vocabulary)
+        found, settled = _thresholds(scores[pending], kept[pending], top_p[pending], width)
+        thresholds[pending[settled]] = found[settled]
+        pending = pending[~settled]
+        width *= _WIDENING
+    return scores.masked_fill(scores < thresholds.unsqueeze(-1), -torch.inf)
+
+
+def _thresholds(
+    scores: torch.Tensor, kept: torch.Tensor, top_p: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's smallest kept score, and whether `width` of the largest scores were enough to tell.
+
+    `scores` [rows, V], `kept` int64 [rows] (V where top-k is off), `top_p` [rows].
+    """
+    vocabulary = scores.shape[-1]
+    ordered = scores.topk(width, dim=-1).values
+    # Sums from left to right, unlike a softmax, do not depend on the width.
+    weights = ordered.exp()
+    mass = weights.cumsum(dim=-1)
+    last_of_top_k = kept.clamp(max=width).unsqueeze(-1) - 1
+    total = torch.where(
+        kept.unsqueeze(-1) < vocabulary, mass.gather(-1, last_of_top_k), scores.exp().sum(dim=-1, keepdim=True)
+    )
+    inside = (mass - weights < top_p.unsqueeze(-1) * total) | (top_p >= 1).unsqueeze(-1)
+    last_of_top_p = inside.sum(dim=-1, keepdim=True).clamp(min=1) - 1
+    last = torch.minimum(last_of_top_k, last_of_top_p).squeeze(-1)
+    # Top-k must fit, for the mass that it leaves; without top-k, the cut of top-p must lie inside what was looked at.
+    settled = (kept <= width) | ((kept == vocabulary) & (last < width - 1))
+    return ordered.gather(-1, last.unsqueeze(-1)).squeeze(-1), settled
