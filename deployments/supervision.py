@@ -109,10 +109,10 @@ class Supervisor:
     async def _register(self, worker: StartedWorker) -> None:
         try:
             await asyncio.wait_for(self._router.register.remote(worker.registration, worker.entry), PING_TIMEOUT_S)
-        except RayTaskError as error:
-            raise unwrap(error) from error
         except (RayError, TimeoutError) as error:
-            # The router may be restarting; the next beat tries again.
+            if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigurationError):
+                raise error.cause from error
+            # The router may be restarting, or the worker too busy to be reset: the next beat tries again.
             logger.warning("registering %s failed: %s", worker.registration.worker_id, error)
 
     async def _unregister(self, worker: StartedWorker) -> None:

@@ -370,3 +370,19 @@ class ScriptedDrafter(ScriptedWorker):
             answers.append(ProposedItem(item.sequence_id, item.epoch - epochs_late, proposal, lost=held is None))
         self.check_room()
         return ProposeResponse(tuple(answers), compute_ms=1.0)
+
+
+class HangingLink:
+    """A link whose first step `hangs`, and fails when the test says that it `breaks`."""
+
+    def __init__(self) -> None:
+        self.hangs = asyncio.Event()
+        self.breaks = asyncio.Event()
+
+    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
+        """See `workers.links.Link.call`."""
+        if isinstance(message, ReleaseRequest):
+            return None
+        self.hangs.set()
+        await self.breaks.wait()
+        raise LinkClosedError("the worker is gone")

@@ -1,0 +1,101 @@
+"""A configuration is accepted whole or refused by the name of what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.harness import ROOT, tiny_pair_config
+from deployments.config import LeadoutConfig, parse_config
+from deployments.local_cluster import logical_cpus
+from deployments.preflight import resolve_models
+from deployments.serve_config import read_serve_config
+from workers.errors import ConfigurationError
+
+SHIPPED = ROOT / "deployments" / "tiny-code.yaml"
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    """The shipped arguments with other sections."""
+    shipped: dict[str, Any] = tiny_pair_config()["applications"][0]["args"]
+    return shipped | changes
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "serve.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def test_the_shipped_file_is_valid_and_its_models_are_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = resolve_models(parse_config(read_serve_config(SHIPPED).arguments))
+    assert Path(config.target.model).is_absolute()
+    assert Path(config.drafters[0].model).is_absolute()
+
+
+def test_only_the_target_is_needed_and_its_name_is_the_last_part_of_the_model() -> None:
+    config = parse_config({"target": {"model": "Qwen/Qwen2.5-Coder-7B-Instruct"}})
+    assert config.target.served_name == "Qwen2.5-Coder-7B-Instruct"
+    assert config.drafters == []
+    assert config.router_config().max_draft_tokens == config.speculation.max_draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"drafter": []}, "drafter"),
+        ({"target": {}}, "target.model"),
+        ({"target": {"model": "m", "dtype": "int3"}}, "target.dtype"),
+        ({"target": {"model": "m", "replicas": 0}}, "target.replicas"),
+        ({"target": {"model": "m", "kv_cache_gib": "1"}}, "target.kv_cache_gib"),
+        ({"target": {"model": "m", "kv_cache_gib": -1}}, "target.kv_cache_gib"),
+        ({"target": {"model": "m", "num_cpus": 0}}, "num_gpus"),
+        ({"speculation": {"max_draft_tokens": 33}}, "speculation.max_draft_tokens"),
+        ({"speculation": {"max_draft_tokens": True}}, "speculation.max_draft_tokens"),
+        ({"router": {"max_running": 4}}, "router.max_running"),
+        ({"router": {"verify_deadline_s": 0}}, "router.verify_deadline_s"),
+        ({"drafters": [{"model": "m"}]}, "drafters[0].name"),
+        ({"drafters": [{"model": "m", "name": "a b"}]}, "drafters[0].name"),
+        ({"drafters": [{"model": "m", "name": "a", "kind": "magic"}]}, "drafters[0].kind"),
+        ({"drafters": [{"model": "m", "name": "a"}, {"model": "n", "name": "a"}]}, "'a'"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        parse_config(arguments(**changes))
+    assert key in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("applications: [", "not YAML"),
+        ("just text", "applications"),
+        ({"applications": []}, "exactly one"),
+        ({"applications": [{"import_path": "other:app", "args": {}}]}, "import_path"),
+        ({"applications": [{"import_path": "deployments.app:build_app"}]}, "args"),
+        (tiny_pair_config() | {"http_option": {}}, "http_option"),
+        (tiny_pair_config() | {"http_options": {"prt": 1}}, "http_options.prt"),
+        (tiny_pair_config() | {"http_options": {"port": 0}}, "http_options.port"),
+    ],
+)
+def test_a_file_that_is_no_serve_config_is_refused_in_one_line(tmp_path: Path, content: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        read_serve_config(written(tmp_path, content))
+    assert named in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nowhere.yaml"):
+        read_serve_config(tmp_path / "nowhere.yaml")
+
+
+def test_ray_is_told_of_as_many_cpus_as_the_workers_ask_for() -> None:
+    config: LeadoutConfig = parse_config(arguments(target={"model": "m", "tensor_parallel_size": 16, "num_cpus": 4.0}))
+    assert logical_cpus(config) >= 65
