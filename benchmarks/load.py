@@ -36,7 +36,7 @@ class LoadResult:
     def accepted_length(self) -> float:
         """Committed tokens per verification."""
         verifications = sum(answer["usage"]["speculation"]["verifications"] for answer in self.answers)
-        return self.completion_tokens / verifications
+        return float(self.completion_tokens / verifications)
 
     @property
     def token_ids(self) -> list[list[int]]:

@@ -42,7 +42,8 @@ class WorkerSection(_Section):
         return EngineConfig(
             model=self.model,
             dtype=self.dtype,
-            device=self.device,
+            # Ray does not hide GPUs from a process that asked for none.
+            device="cpu" if self.device == "auto" and self.num_gpus == 0 else self.device,
             kv_cache_gib=self.kv_cache_gib,
             max_context_tokens=self.max_context_tokens,
             tensor_parallel_size=tensor_parallel_size,

@@ -20,6 +20,7 @@ APPLICATION_NAME = "leadout"
 # Token ids and text are all that crosses processes: Ray's minimum is plenty.
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 READY_POLL_S = 0.2
+CLOSE_TIMEOUT_S = 5.0
 
 
 def check_port(host: str, port: int) -> None:
@@ -44,7 +45,6 @@ def logical_cpus(config: LeadoutConfig) -> int:
 def local_ray(cpus: int) -> Iterator[None]:
     """Start a private Ray; on leaving, stop Serve and every process that was started."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(
         address="local",
         num_cpus=cpus,
@@ -57,8 +57,16 @@ def local_ray(cpus: int) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(Exception):
+            _end_streams()
+        with contextlib.suppress(Exception):
             serve.shutdown()
         ray.shutdown()
+
+
+def _end_streams() -> None:
+    """Let the router tell its clients that the service ends, rather than let them wait for workers that are gone."""
+    router = serve.get_deployment_handle("Router", APPLICATION_NAME)
+    router.close.remote().result(timeout_s=CLOSE_TIMEOUT_S)
 
 
 def deploy(application: Application, host: str, port: int, route_prefix: str = "/") -> None:

@@ -35,7 +35,7 @@ class ServingLimits:
     context_length: int
     vocabulary_size: int
     request_timeout_s: float = 600.0
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: int = 4 * 2**20
     drafter_names: tuple[str, ...] = ()
     max_draft_tokens: int = MAX_DRAFT_TOKENS
 

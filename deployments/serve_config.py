@@ -22,7 +22,10 @@ class ServeConfigFile:
 
 
 def read_serve_config(path: Path) -> ServeConfigFile:
-    """Read `path`. Raises ConfigurationError, one line, when it is not a Serve config with a Leadout application."""
+    """Read `path`. Raises ConfigurationError, one line, when it is not a Serve config with a Leadout application.
+
+    Keys that only `serve run` and KubeRay honour are refused rather than ignored.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -38,9 +41,10 @@ def read_serve_config(path: Path) -> ServeConfigFile:
     arguments = application.get("args")
     if not isinstance(arguments, dict):
         raise ConfigurationError(f"config file {path}: applications[0].args is missing")
-    _refuse_unknown(path, content, {"applications", "http_options", "proxy_location", "logging_config", "grpc_options"})
+    _refuse_unknown(path, content, {"applications", "http_options", "proxy_location"})
+    _refuse_unknown(path, application, {"name", "route_prefix", "import_path", "args"}, "applications[0].")
     http = content.get("http_options") or {}
-    _refuse_unknown(path, http, {"host", "port", "request_timeout_s", "keep_alive_timeout_s"}, "http_options.")
+    _refuse_unknown(path, http, {"host", "port"}, "http_options.")
     return ServeConfigFile(
         host=str(http.get("host", "127.0.0.1")),
         port=_port(path, http.get("port", 8000)),

@@ -8,14 +8,19 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from workers.errors import ConfigurationError
+from workers.errors import ConfigurationError, LinkError
 from workers.messages import WorkerRegistration
+from workers.router.peer import CONTROL_DEADLINE_S
 
 logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 PING_TIMEOUT_S = 10.0
+REGISTER_TIMEOUT_S = CONTROL_DEADLINE_S + 5.0
+MAX_REFUSED_BEATS = 2
+MAX_FAILED_STARTS = 3
 RESTART_PAUSE_S = 2.0
 
 
@@ -51,6 +56,8 @@ class Supervisor:
         self._router = router
         self._worker: StartedWorker | None = None
         self._task: asyncio.Task[None] | None = None
+        self._failed_starts = 0
+        self._refused_beats = 0
 
     async def begin(self) -> None:
         """Start the first worker and register it. Raises what its loading raises."""
@@ -59,9 +66,12 @@ class Supervisor:
         self._task = asyncio.create_task(self._supervise())
 
     def check(self) -> None:
-        """Raise if there is no worker now, so that Serve sees an unhealthy replica."""
-        if self._worker is None:
-            raise RuntimeError("the worker is down and has not been replaced yet")
+        """Raise when the worker is down and starting another has failed again and again.
+
+        While one is being loaded the replica counts as healthy: Serve would only start the same loading over.
+        """
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            raise RuntimeError(f"starting the worker failed {self._failed_starts} times in a row")
 
     def end(self) -> None:
         """Stop supervising and end the worker's processes."""
@@ -75,7 +85,9 @@ class Supervisor:
         while True:
             try:
                 if self._worker is None:
+                    self._failed_starts += 1
                     self._worker = await self._start()
+                    self._failed_starts = 0
                     logger.info("worker %s replaces a dead one", self._worker.registration.worker_id)
                 await self._watch(self._worker)
             except asyncio.CancelledError:
@@ -86,6 +98,7 @@ class Supervisor:
 
     async def _watch(self, worker: StartedWorker) -> None:
         """Return when the worker is dead, having ended what is left of it. A new router learns of it within a beat."""
+        self._refused_beats = 0
         while await self._alive(worker):
             await self._register(worker)
             await asyncio.sleep(HEARTBEAT_S)
@@ -96,6 +109,9 @@ class Supervisor:
 
     async def _alive(self, worker: StartedWorker) -> bool:
         ended = [call for call in worker.running if call.done()]
+        if self._refused_beats >= MAX_REFUSED_BEATS:
+            logger.warning("worker %s answers pings but not the router", worker.registration.worker_id)
+            return False
         if ended:
             logger.warning("a rank of %s ended: %s", worker.registration.worker_id, ended[0].exception())
             return False
@@ -108,17 +124,21 @@ class Supervisor:
 
     async def _register(self, worker: StartedWorker) -> None:
         try:
-            await asyncio.wait_for(self._router.register.remote(worker.registration, worker.entry), PING_TIMEOUT_S)
-        except (RayError, TimeoutError) as error:
-            if isinstance(error, RayTaskError) and isinstance(error.cause, ConfigurationError):
-                raise error.cause from error
+            await asyncio.wait_for(self._router.register.remote(worker.registration, worker.entry), REGISTER_TIMEOUT_S)
+            self._refused_beats = 0
+        except (RayError, RayServeException, TimeoutError) as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, ConfigurationError):
+                raise cause from error
+            # The router dropped this worker and cannot reset it: its step hangs, whatever its pings say.
+            self._refused_beats += isinstance(cause, LinkError)
             # The router may be restarting, or the worker too busy to be reset: the next beat tries again.
             logger.warning("registering %s failed: %s", worker.registration.worker_id, error)
 
     async def _unregister(self, worker: StartedWorker) -> None:
         try:
             await asyncio.wait_for(self._router.unregister.remote(worker.registration.worker_id), PING_TIMEOUT_S)
-        except (RayError, TimeoutError) as error:
+        except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("unregistering %s failed: %s", worker.registration.worker_id, error)
 
 

@@ -169,7 +169,7 @@ class Trouble(Enum):
     TIMEOUT = "the step is done, and the answer comes too late"
     ERROR = "the step raises"
     FORGET = "the worker has lost its sequences"
-    STALE = "the answer carries an older epoch"
+    STALE = "an answer of an older epoch arrives, with tokens of then"
 
 
 class ProtocolViolation(AssertionError):
@@ -326,6 +326,8 @@ class ScriptedTarget(ScriptedWorker):
 
     def _verified(self, item: VerifyItem, held: HeldSequence | None, epochs_late: int) -> VerifiedItem:
         epoch = item.epoch - epochs_late
+        if epochs_late:
+            return VerifiedItem(item.sequence_id, epoch, 0, token_ids([FIRST_TOY_OUTPUT]))
         if held is None:
             return VerifiedItem(item.sequence_id, epoch, lost=True)
         if held.tokens[0] == self.faulty_first_token:
@@ -366,7 +368,7 @@ class ScriptedDrafter(ScriptedWorker):
                 # The last draft is drawn and not read.
                 drafts = held.tokens[base:]
                 held.tokens.pop()
-            proposal = Proposal(token_ids(drafts))
+            proposal = Proposal(token_ids([FIRST_TOY_OUTPUT] * 9 if epochs_late else drafts))
             answers.append(ProposedItem(item.sequence_id, item.epoch - epochs_late, proposal, lost=held is None))
         self.check_room()
         return ProposeResponse(tuple(answers), compute_ms=1.0)

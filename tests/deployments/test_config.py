@@ -92,7 +92,7 @@ def test_a_file_that_is_no_serve_config_is_refused_in_one_line(tmp_path: Path, c
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="nowhere.yaml"):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml"):
         read_serve_config(tmp_path / "nowhere.yaml")
 
 

@@ -23,6 +23,7 @@ from workers.messages import (
     token_ids,
 )
 from workers.router.config import RouterConfig
+from workers.router.draft_length import DraftLengthPolicy, fixed_draft_length
 from workers.router.router import Router
 
 PATIENCE_S = 30.0
@@ -40,9 +41,9 @@ def run(test: Callable[[], Awaitable[T]]) -> T:
     return asyncio.run(bounded())
 
 
-def make_router(**limits: Any) -> Router:
-    """A router without workers."""
-    return Router(RouterConfig(**limits), lambda prompt: IncrementalDetokenizer(TOKENIZER, prompt.tolist()))
+def make_router(policy: DraftLengthPolicy = fixed_draft_length, **limits: Any) -> Router:
+    """A router without workers; `limits` are those of RouterConfig."""
+    return Router(RouterConfig(**limits), lambda prompt: IncrementalDetokenizer(TOKENIZER, prompt.tolist()), policy)
 
 
 @contextlib.asynccontextmanager

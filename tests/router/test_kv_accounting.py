@@ -11,6 +11,7 @@ from tests.router.helpers import (
     ask,
     ask_all,
     assert_nothing_is_left,
+    make_router,
     plainly,
     request,
     run,
@@ -44,10 +45,9 @@ def test_fifty_requests_of_all_lengths_of_which_ten_are_aborted_leave_nothing_be
     async def test() -> None:
         async with serving(target, drafter, prefill_chunk_tokens=16, max_running_sequences=running) as router:
             kept = [number for number in range(50) if number not in aborted]
-            answers, *_ = await asyncio.gather(
-                ask_all(router, [asked[number] for number in kept]),
-                *(abort_after(router, number, number % 4) for number in aborted),
-            )
+            tasks = [asyncio.create_task(ask(router, asked[number])) for number in kept]
+            await asyncio.gather(*(abort_after(router, number, number % 4) for number in aborted))
+            answers = await asyncio.gather(*tasks)
             for number, answer in zip(kept, answers, strict=True):
                 assert answer.tokens == plainly(asked[number])
             await assert_nothing_is_left(router, target, drafter)
@@ -63,9 +63,11 @@ def test_a_request_cancelled_at_any_moment_leaves_nothing_behind(loop_turns: int
         async with serving(target, drafter, prefill_chunk_tokens=4) as router:
             # The other one ends, and its release is on its way, at every distance from the cancellation.
             for others_turns in range(14):
+                # Rounds are in progress when the two come, so that they join at every point of one.
+                staying = asyncio.create_task(ask(router, request(1, 40, 3)))
+                await turns(4)
                 leaving = asyncio.create_task(ask(router, request(6, 30, 1)))
                 other = asyncio.create_task(ask(router, request(1, 30, 2)))
-                staying = asyncio.create_task(ask(router, request(1, 6, 3)))
                 for turn in range(14):
                     if turn == loop_turns:
                         leaving.cancel()
@@ -73,8 +75,31 @@ def test_a_request_cancelled_at_any_moment_leaves_nothing_behind(loop_turns: int
                         other.cancel()
                     await asyncio.sleep(0)
                 await asyncio.gather(leaving, other, return_exceptions=True)
-                assert (await staying).tokens == plainly(request(1, 6, 3))
+                assert (await staying).tokens == plainly(request(1, 40, 3))
                 await assert_nothing_is_left(router, target, drafter)
+
+    run(test)
+
+
+def test_a_sequence_that_ends_after_its_round_was_planned_is_not_started_again_at_the_drafter() -> None:
+    target, drafter = ScriptedTarget(), ScriptedDrafter()
+
+    async def test() -> None:
+        router = make_router(lambda context: end_all_before_anything_is_sent())
+
+        def end_all_before_anything_is_sent() -> int:
+            # The policy is asked while the round is planned; the drafter is asked some turns of the loop later.
+            for running in router._running():
+                asyncio.get_running_loop().call_soon(router._end, running)
+            return 4
+
+        await router.register(target.registration, target)
+        await router.register(drafter.registration, drafter)
+        task = asyncio.create_task(ask(router, request()))
+        await turns(20)
+        await cancel(task)
+        await assert_nothing_is_left(router, target, drafter)
+        await router.close()
 
     run(test)
 
@@ -95,7 +120,7 @@ def test_a_worker_with_blocks_for_one_sequence_is_never_asked_to_hold_two(with_d
     run(test)
 
 
-def test_sequences_without_room_at_the_drafter_are_decoded_plainly() -> None:
+def test_sequences_are_decoded_plainly_until_there_is_room_at_the_drafter() -> None:
     asked = [request(20, 20, number) for number in range(3)]
     target, drafter = ScriptedTarget(), ScriptedDrafter(total_blocks=10)
 
@@ -103,7 +128,8 @@ def test_sequences_without_room_at_the_drafter_are_decoded_plainly() -> None:
         async with serving(target, drafter) as router:
             answers = await ask_all(router, asked)
             assert [answer.tokens for answer in answers] == [plainly(each) for each in asked]
-            assert sorted(answer.usage.draft_tokens > 0 for answer in answers) == [False, False, True]
+            assert [answer.usage.fallback_rounds > 0 for answer in answers] == [False, True, True]
+            assert [answer.usage.draft_tokens > 0 for answer in answers[:2]] == [True, True]
             await assert_nothing_is_left(router, target, drafter)
 
     run(test)

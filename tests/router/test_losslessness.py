@@ -1,5 +1,7 @@
 """Whatever the drafter does, the text is the target's own."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,5 +153,61 @@ def test_a_request_may_switch_speculation_off_or_name_its_drafter() -> None:
             assert drafter.steps == 0
             for number, answer in enumerate([off, named, unknown], start=1):
                 assert answer.tokens == plainly(request(number=number))
+
+    run(test)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    guess=guesses,
+    shapes=shapes,
+    drafter_context=st.sampled_from([30, 256]),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_draft_length_that_changes_every_round_changes_no_token(
+    lengths: list[int], guess: Guess, shapes: list[tuple[int, int, int | None]], drafter_context: int
+) -> None:
+    asked = [request(length, max_tokens, number) for number, (length, max_tokens, _) in enumerate(shapes)]
+    target, drafter = ScriptedTarget(), ScriptedDrafter(guess, context_length=drafter_context)
+    turn = itertools.cycle(lengths)
+
+    async def test() -> None:
+        async with serving(target, drafter, policy=lambda context: next(turn)) as router:
+            answers = await ask_all(router, asked)
+            assert [answer.tokens for answer in answers] == [plainly(each) for each in asked]
+            await assert_nothing_is_left(router, target, drafter)
+
+    run(test)
+
+
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("trouble", [Trouble.FORGET, Trouble.STALE])
+def test_a_drafter_in_trouble_costs_the_drafts_of_one_round_and_no_more(step: int, trouble: Trouble) -> None:
+    asked = request(max_tokens=25)
+    target, drafter = ScriptedTarget(), ScriptedDrafter(troubles={step: trouble})
+
+    async def test() -> None:
+        async with serving(target, drafter, max_draft_tokens=4) as router:
+            answer = await ask(router, asked)
+            assert answer.tokens == plainly(asked)
+            lost = 0 if (step, trouble) == (0, Trouble.FORGET) else 4  # it has nothing to forget at first
+            assert answer.usage.draft_tokens == answer.usage.accepted_tokens
+            assert answer.usage.verifications == (25 + lost + 4) // 5
+
+    run(test)
+
+
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("trouble", [Trouble.FORGET, Trouble.STALE])
+def test_a_target_in_trouble_costs_one_round_whose_drafts_are_made_again(step: int, trouble: Trouble) -> None:
+    asked = request(max_tokens=25)
+    target, drafter = ScriptedTarget(troubles={step: trouble}), ScriptedDrafter()
+
+    async def test() -> None:
+        async with serving(target, drafter, max_draft_tokens=4) as router:
+            answer = await ask(router, asked)
+            assert answer.tokens == plainly(asked)
+            assert answer.usage.draft_tokens == answer.usage.accepted_tokens == 20
+            assert answer.usage.verifications == 5
 
     run(test)

@@ -57,12 +57,15 @@ def _thresholds(
     weights = ordered.exp()
     mass = weights.cumsum(dim=-1)
     last_of_top_k = kept.clamp(max=width).unsqueeze(-1) - 1
-    total = torch.where(
-        kept.unsqueeze(-1) < vocabulary, mass.gather(-1, last_of_top_k), scores.exp().sum(dim=-1, keepdim=True)
-    )
+    total = torch.where(kept.unsqueeze(-1) < vocabulary, mass.gather(-1, last_of_top_k), _row_sums(scores.exp()))
     inside = (mass - weights < top_p.unsqueeze(-1) * total) | (top_p >= 1).unsqueeze(-1)
     last_of_top_p = inside.sum(dim=-1, keepdim=True).clamp(min=1) - 1
     last = torch.minimum(last_of_top_k, last_of_top_p).squeeze(-1)
     # Top-k must fit, for the mass that it leaves; without top-k, the cut of top-p must lie inside what was looked at.
     settled = (kept <= width) | ((kept == vocabulary) & (last < width - 1))
     return ordered.gather(-1, last.unsqueeze(-1)).squeeze(-1), settled
+
+
+def _row_sums(values: torch.Tensor) -> torch.Tensor:
+    """Return [rows, 1]. From left to right: torch's own sum adds in another order when there are more rows."""
+    return values.cumsum(dim=-1, dtype=torch.float64)[..., -1:].to(values.dtype)

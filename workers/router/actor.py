@@ -36,6 +36,10 @@ class RouterActor:
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 
+    async def close(self) -> None:
+        """End every sequence with an error that says so; see `Router.close`."""
+        await self._router.close()
+
     async def status(self, with_worker_stats: bool = False) -> RouterStatus:
         """See `Router.status`."""
         return await self._router.status(with_worker_stats)

@@ -138,9 +138,11 @@ class Lane:
         items = {item.sequence_id: item for request in requests.values() for item in request.items}
         return {
             proposed.sequence_id: apply_proposed(plans[proposed.sequence_id], items[proposed.sequence_id], proposed)
-            for answer in answers
+            for worker_id, answer in zip(requests, answers, strict=True)
             if answer is not None
             for proposed in answer.items
+            # A sequence that changed its drafter meanwhile has no use for what the old one has read.
+            if plans[proposed.sequence_id].sequence.drafter.worker_id == worker_id
         }
 
     async def _ask(self, drafter: Peer, request: ProposeRequest) -> ProposeResponse | None:

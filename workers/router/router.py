@@ -207,6 +207,8 @@ class Router:
             lane.target.release(sequence.sequence_id)
         if drafter := self._drafters.get(sequence.drafter.worker_id or ""):
             drafter.release(sequence.sequence_id)
+            for other in self._running():
+                self._assign_drafter(other)
         self._place_waiting()
 
     # --- failure --------------------------------------------------------------------------------------------
