@@ -47,14 +47,14 @@ def split_modules() -> tuple[list[SourceModule], list[SourceModule]]:
 def held_out_prompts(count: int, min_lines: int = 6, max_lines: int = 24) -> list[str]:
     """Return `count` prompts cut from held-out modules, evenly spread and always the same.
 
-    A prompt is a run of whole source lines that starts at a top-level statement and ends at a line break,
-    so that a completion begins a new line of code.
+    A prompt is a run of whole source lines that starts at a definition or an import and ends at a line break, so that
+    a completion begins a new line of code.
     """
     candidates: list[str] = []
     for module in split_modules()[1]:
         lines = module.text.splitlines(keepends=True)
         for start, line in enumerate(lines):
-            if not line.startswith(("def ", "class ", "import ", "from ", "@")):
+            if not line.lstrip().startswith(("def ", "class ", "import ", "from ", "@")):
                 continue
             length = min_lines + (start * 7) % (max_lines - min_lines + 1)
             chunk = "".join(lines[start : start + length])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -310,44 +311,19 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    loaded: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return loaded
+    return load(folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "tiny-code")
-    parser.add_argument("--target-steps", type=int, default=Recipe.target_steps)
-    parser.add_argument("--drafter-steps", type=int, default=Recipe.drafter_steps)
-    parser.add_argument(
-        "--keep-target", action="store_true", help="load the target from OUTPUT and train the drafter only"
-    )
-    options = parser.parse_args()
-    recipe = Recipe(target_steps=options.target_steps, drafter_steps=options.drafter_steps)
-
-    began = time.monotonic()
+def evaluate(
+    target: LlamaForCausalLM, drafter: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe
+) -> dict[str, Any]:
+    """Return the figures of a trained pair on modules that it has not seen, and what it was trained on."""
     training, held_out = split_modules()
-    console.print(f"{len(training)} training modules, {len(held_out)} held out")
-    if options.keep_target:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(options.output / "target")
-    else:
-        tokenizer = train_tokenizer([module.text for module in training])
-    corpus = encode_corpus(tokenizer, [module.text for module in training])
     evaluation = encode_corpus(tokenizer, [module.text for module in held_out])
-    console.print(f"{len(corpus):,} training tokens, {len(evaluation):,} evaluation tokens")
-
-    if options.keep_target:
-        target = LlamaForCausalLM.from_pretrained(options.output / "target", dtype=torch.float32).eval()
-    else:
-        target = save_model(train_target(corpus, recipe), tokenizer, options.output / "target")
-    console.print(f"target perplexity on held-out modules: {perplexity(target, evaluation):.2f}")
-    generated = target_continuations(target, corpus, recipe)
-    drafter = save_model(distil_drafter(target, corpus, generated, recipe), tokenizer, options.output / "draft")
-
-    facts = {
+    return {
         "python": platform.python_version(),
         "training_modules": len(training),
-        "training_tokens": len(corpus),
+        "training_tokens": len(encode_corpus(tokenizer, [module.text for module in training])),
         "held_out_modules": [module.name for module in held_out],
         "target_steps": recipe.target_steps,
         "drafter_steps": recipe.drafter_steps,
@@ -356,9 +332,47 @@ def main() -> None:
         "drafter_perplexity": round(perplexity(drafter, evaluation), 2),
         "greedy_accepted_length_k4": round(greedy_accepted_length(target, drafter, tokenizer, 4, prompts=100), 2),
     }
+
+
+def parameters_of(model: LlamaForCausalLM) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def load(folder: Path) -> LlamaForCausalLM:
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "tiny-code")
+    parser.add_argument("--target-steps", type=int, default=Recipe.target_steps)
+    parser.add_argument("--drafter-steps", type=int, default=Recipe.drafter_steps)
+    parser.add_argument("--keep-target", action="store_true", help="train a drafter for the target in OUTPUT")
+    parser.add_argument("--keep-both", action="store_true", help="train nothing: evaluate the pair in OUTPUT again")
+    options = parser.parse_args()
+    recipe = Recipe(target_steps=options.target_steps, drafter_steps=options.drafter_steps)
+
+    began = time.monotonic()
+    training = [module.text for module in split_modules()[0]]
+    if options.keep_target or options.keep_both:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(options.output / "target")
+        target = load(options.output / "target")
+    else:
+        tokenizer = train_tokenizer(training)
+        target = train_target(encode_corpus(tokenizer, training), recipe)
+        target = save_model(target, tokenizer, options.output / "target")
+    if options.keep_both:
+        drafter = load(options.output / "draft")
+    else:
+        corpus = encode_corpus(tokenizer, training)
+        generated = target_continuations(target, corpus, recipe)
+        drafter = save_model(distil_drafter(target, corpus, generated, recipe), tokenizer, options.output / "draft")
+
+    facts = evaluate(target, drafter, tokenizer, recipe)
     (options.output / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
     for role, model in (("target", target), ("draft", drafter)):
-        write_model_card(options.output / role, role, sum(p.numel() for p in model.parameters()), facts)
+        write_model_card(options.output / role, role, parameters_of(model), facts)
     console.print(facts)
     console.print(f"done in {(time.monotonic() - began) / 60:.0f} minutes")
 

@@ -21,13 +21,15 @@ class PlannedSequence:
     """A sequence's part in a round.
 
     The target reads up to position `target_end` and draws if that is the sequence's length; `draft_tokens` is what
-    the policy allows, before the drafter's own limits.
+    the policy allows, before the drafter's own limits. `drafts` says whether the sequence is drafted for at all, so
+    that the drafter reads its prompt.
     """
 
     sequence: Sequence
     epoch: int
     target_end: int
     draft_tokens: int
+    drafts: bool
 
     @property
     def samples(self) -> bool:
@@ -54,7 +56,7 @@ def plan_round(
         # A verification of k drafts commits up to k + 1 tokens, which the budget of the request must hold.
         limit = min(draft_lengths[sequence.sequence_id], sequence.remaining_tokens - 1)
         draft_tokens = limit if target_end == sequence.length else 0
-        planned.append(PlannedSequence(sequence, sequence.epoch, target_end, draft_tokens))
+        planned.append(PlannedSequence(sequence, sequence.epoch, target_end, draft_tokens, drafts=limit > 0))
     return planned
 
 
@@ -69,7 +71,7 @@ def propose_items(
     requests: dict[str, list[ProposeItem]] = defaultdict(list)
     for plan in planned:
         sequence, view = plan.sequence, plan.sequence.drafter
-        if view.worker_id is None or view.worker_id not in drafter_contexts:
+        if view.worker_id is None or view.worker_id not in drafter_contexts or not plan.drafts:
             continue
         room = drafter_contexts[view.worker_id] - sequence.length + 1
         if room <= 0:

@@ -143,19 +143,19 @@ class Router:
 
     def _enqueue(self, running: RunningSequence, front: bool = False) -> None:
         """Put a sequence in line for a target, for as long as the queue timeout allows."""
-        running.queued_s = time.monotonic()
         if front:
             self._waiting.appendleft(running)
         else:
             self._waiting.append(running)
-        asyncio.get_running_loop().call_later(self._config.queue_timeout_s, self._give_up_waiting, running)
+        running.queue_timer = asyncio.get_running_loop().call_later(
+            self._config.queue_timeout_s, self._give_up_waiting, running
+        )
 
     def _give_up_waiting(self, running: RunningSequence) -> None:
-        waited = time.monotonic() - running.queued_s
-        if running in self._waiting and waited >= self._config.queue_timeout_s * 0.99:
-            reason = "no target is available" if not self._lanes else "every target is busy"
-            running.emit(GenerationFailed(503, "service_unavailable", f"{reason} after {waited:.0f} s in the queue"))
-            self._end(running)
+        reason = "no target is available" if not self._lanes else "every target is busy"
+        waited_s = self._config.queue_timeout_s
+        running.emit(GenerationFailed(503, "service_unavailable", f"{reason} after {waited_s:g} s in the queue"))
+        self._end(running)
 
     def _place_waiting(self) -> None:
         """Place waiting sequences in order; the first that fits nowhere holds the line, so nobody starves."""
@@ -170,6 +170,7 @@ class Router:
         for lane in lanes:
             if lane.target.ledger.reserve(sequence.sequence_id, self._most_tokens(sequence)):
                 self._assign_drafter(running)
+                running.leave_queue()
                 lane.join(running)
                 return True
         return False
@@ -199,6 +200,7 @@ class Router:
         if running.ended:
             return
         running.ended = True
+        running.leave_queue()
         sequence = running.sequence
         if running in self._waiting:
             self._waiting.remove(running)

@@ -14,10 +14,16 @@ class RunningSequence:
 
     sequence: Sequence
     deadline_s: float
-    queued_s: float = field(default_factory=time.monotonic)
     ended: bool = False
     target_failures: int = 0
+    queue_timer: asyncio.TimerHandle | None = None
     _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
+
+    def leave_queue(self) -> None:
+        """Stop the clock of the queue, if it runs."""
+        if self.queue_timer is not None:
+            self.queue_timer.cancel()
+            self.queue_timer = None
 
     @property
     def wants_drafts(self) -> bool:
