@@ -7,6 +7,7 @@ workers do and raise at whatever message a real worker could not follow.
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -388,3 +389,19 @@ class HangingLink:
         self.hangs.set()
         await self.breaks.wait()
         raise LinkClosedError("the worker is gone")
+
+
+REQUEST_IN_SERVICE: ContextVar[str | None] = ContextVar("request_in_service", default=None)
+
+
+class ContextNotingLink:
+    """Hands messages on to `worker` and notes which request each message was sent for, as Ray does by context."""
+
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self._worker = worker
+        self.senders: list[str | None] = []
+
+    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
+        """See `workers.links.Link.call`."""
+        self.senders.append(REQUEST_IN_SERVICE.get())
+        return await self._worker.call(message, deadline_s)

@@ -5,7 +5,15 @@ import contextlib
 
 import pytest
 
-from tests.fakes import ScriptedDrafter, ScriptedTarget, ScriptedWorker, sometimes_right, toy_next
+from tests.fakes import (
+    REQUEST_IN_SERVICE,
+    ContextNotingLink,
+    ScriptedDrafter,
+    ScriptedTarget,
+    ScriptedWorker,
+    sometimes_right,
+    toy_next,
+)
 from tests.router.helpers import (
     Answer,
     ask,
@@ -204,3 +212,32 @@ def test_closing_the_router_ends_what_runs_with_an_error() -> None:
             return first
 
     run(test)
+
+
+def test_no_message_to_a_worker_belongs_to_a_request_whose_cancellation_would_take_it_along() -> None:
+    target, drafter = ScriptedTarget(), ScriptedDrafter()
+    links = [ContextNotingLink(target), ContextNotingLink(drafter)]
+
+    async def one_request(router: Router) -> None:
+        REQUEST_IN_SERVICE.set("generate")
+        task = asyncio.create_task(ask(router, request(max_tokens=200)))
+        await until(lambda: len(links[1].senders) > 3)
+        await cancel(task)
+
+    async def register(router: Router) -> None:
+        REQUEST_IN_SERVICE.set("register")
+        for worker, link in zip((target, drafter), links, strict=True):
+            await router.register(worker.registration, link)
+            link.senders.clear()
+
+    async def test() -> None:
+        router = make_router()
+        await asyncio.create_task(register(router))
+        await asyncio.create_task(one_request(router))
+        await assert_nothing_is_left(router, target, drafter)
+        await router.close()
+
+    run(test)
+
+    assert set(links[0].senders) == set(links[1].senders) == {None}
+    assert any(isinstance(message, ReleaseRequest) and message.sequence_ids for message in target.messages)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from workers.errors import LinkError
 from workers.messages import ReleaseRequest, StatsRequest, WorkerRegistration, WorkerReport, WorkerStats
+from workers.router.detached import detached_task
 
 if TYPE_CHECKING:
     from workers.links import Link
@@ -64,7 +65,7 @@ class Peer:
         """Free the sequence's KV: all releases of one turn of the event loop travel as one message."""
         self.ledger.release(sequence_id)
         if not self._to_release:
-            task = asyncio.get_running_loop().create_task(self._send_releases())
+            task = detached_task(self._send_releases())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._to_release.add(sequence_id)

@@ -22,6 +22,7 @@ from workers.messages import (
     WorkerRole,
 )
 from workers.router.config import RouterConfig
+from workers.router.detached import detached_task
 from workers.router.draft_length import DraftLengthPolicy, fixed_draft_length
 from workers.router.lane import Lane, LaneEvents
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
@@ -219,7 +220,7 @@ class Router:
         events = LaneEvents(self._end, self._on_drafter_failed, self._on_target_failed)
         lane = Lane(target, self._drafters, self._config, self._policy, self._totals, events)
         self._lanes[target.worker_id] = lane
-        self._lane_tasks[target.worker_id] = asyncio.create_task(lane.run())
+        self._lane_tasks[target.worker_id] = detached_task(lane.run())
 
     def _on_drafter_failed(self, worker_id: str, error: LinkError) -> None:
         logger.warning("drafter %s failed: %s", worker_id, error)
