@@ -163,7 +163,7 @@ def test_the_death_of_the_target_resumes_the_same_text_on_its_successor(service:
 def test_ctrl_c_ends_every_process() -> None:
     with running_service(tiny_pair_config(speculation={"max_draft_tokens": 0})) as mine:
         pids = [pid for entry in mine.status()["workers"] for pid in entry["registration"]["process_ids"]]
-        assert "curl" in mine.log.read_text()
+        wait_until(lambda: "curl" in mine.log.read_text())
         assert stop(mine.process) == 0
         log = mine.log.read_text()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))

@@ -215,7 +215,7 @@ def test_closing_the_router_ends_what_runs_with_an_error() -> None:
 
 
 def test_no_message_to_a_worker_belongs_to_a_request_whose_cancellation_would_take_it_along() -> None:
-    target, drafter = ScriptedTarget(), ScriptedDrafter()
+    target, drafter = ScriptedTarget(delay_s=0.005), ScriptedDrafter()
     links = [ContextNotingLink(target), ContextNotingLink(drafter)]
 
     async def one_request(router: Router) -> None:
