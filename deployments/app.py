@@ -15,6 +15,8 @@ from workers.router.actor import RouterActor
 # Requests are admitted by the router, with its own limits; Serve must not queue in front of it.
 UNLIMITED_REQUESTS = 1_000_000
 STREAM_DRAIN_TIMEOUT_S = 30.0
+# Workers register with the router every second; a line for each would bury everything else.
+WITHOUT_ACCESS_LOG = {"enable_access_log": False}
 
 
 def build_app(args: dict[str, Any]) -> Application:
@@ -27,16 +29,23 @@ def build_app(args: dict[str, Any]) -> Application:
     return wire(config, check_deployment(config))
 
 
-def wire(config: LeadoutConfig, model: ServedModel) -> Application:
-    """Bind the deployments to each other: the router knows nobody, pools register with it, the ingress calls it."""
+def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> Application:
+    """Bind the deployments to each other: the router knows nobody, pools register with it, the ingress calls it.
+
+    A pool whose worker cannot be loaded is given up after `start_attempts` tries.
+    """
     router = serve.deployment(
-        RouterActor, name="Router", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=UNLIMITED_REQUESTS
+        RouterActor,
+        name="Router",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=UNLIMITED_REQUESTS,
+        logging_config=WITHOUT_ACCESS_LOG,
     ).bind(config.router_config(), model.tokenizer_json)
-    targets = _pool(TargetPool, "TargetPool", config.target, config.target.tensor_parallel_size).bind(
+    targets = _pool(TargetPool, "TargetPool", config.target, config.target.tensor_parallel_size, start_attempts).bind(
         config.target, router, config.worker_load_timeout_s
     )
     drafters = [
-        _pool(DraftPool, f"DraftPool-{section.name}", section, processes=1).bind(
+        _pool(DraftPool, f"DraftPool-{section.name}", section, 1, start_attempts).bind(
             section, router, config.worker_load_timeout_s
         )
         for section in config.drafters
@@ -66,7 +75,7 @@ def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:
     )
 
 
-def _pool(pool: type, name: str, section: WorkerSection, processes: int) -> Any:
+def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_attempts: int) -> Any:
     """A supervisor needs no CPU of its own; its placement group holds one bundle per worker process."""
     return serve.deployment(
         pool,
@@ -78,5 +87,6 @@ def _pool(pool: type, name: str, section: WorkerSection, processes: int) -> Any:
         health_check_period_s=5,
         health_check_timeout_s=15,
         graceful_shutdown_timeout_s=STREAM_DRAIN_TIMEOUT_S,
-        max_constructor_retry_count=3,
+        max_constructor_retry_count=start_attempts,
+        logging_config=WITHOUT_ACCESS_LOG,
     )

@@ -64,7 +64,7 @@ def _serve(config_path: Path, port: int | None, host: str | None) -> None:
             from deployments.app import wire
 
             step(f"Loading target {config.target.served_name} and {len(config.drafters)} drafter(s)")
-            deploy(wire(config, model), address, listen_port, file.route_prefix)
+            deploy(wire(config, model, start_attempts=1), address, listen_port, file.route_prefix)
             url = f"http://{address}:{listen_port}{file.route_prefix.rstrip('/')}"
             wait_until_ready(url, timeout_s=60.0)
         _print_welcome(url, config.target.served_name, time.monotonic() - began)

@@ -56,11 +56,13 @@ def local_ray(cpus: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):
-            _end_streams()
-        with contextlib.suppress(Exception):
-            serve.shutdown()
-        ray.shutdown()
+        # Serve ends its controller while Ray still asks it things, and Ray prints each failure to stdout.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            with contextlib.suppress(Exception):
+                _end_streams()
+            with contextlib.suppress(Exception):
+                serve.shutdown()
+            ray.shutdown()
 
 
 def _end_streams() -> None:
@@ -91,7 +93,8 @@ def _deployment_problem(fallback: str) -> str:
         for deployment in (application.deployments.values() if application else ())
         if deployment.status == "DEPLOY_FAILED" and deployment.message.strip()
     ]
-    return messages[0] if messages else fallback.strip().splitlines()[-1]
+    problem = messages[0] if messages else fallback.strip().splitlines()[-1]
+    return problem.split(f"{ConfigurationError.__name__}: ", maxsplit=1)[-1]
 
 
 def wait_until_ready(url: str, timeout_s: float) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +171,32 @@ def test_ctrl_c_ends_every_process() -> None:
     assert "Traceback" not in log
 
 
+def test_a_worker_that_cannot_be_loaded_is_a_refusal_in_one_line(tmp_path: Path) -> None:
+    config = tiny_pair_config(target={"kv_cache_gib": 0.0001})
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    outcome = refused_start(path)
+    (complaint,) = [line for line in outcome.stderr.splitlines() if line.startswith("leadout: ")]
+    assert complaint.startswith("leadout: kv_cache_gib 0.0001 is too small")
+    assert outcome.stdout == ""
+
+
+def refused_start(path: Path) -> "subprocess.CompletedProcess[str]":
+    """Run `leadout serve` on a file that it must refuse."""
+    outcome = subprocess.run(
+        [sys.executable, "-m", "deployments.cli", "serve", str(path), "--port", str(free_port())],
+        cwd=ROOT,
+        env=os.environ | {"RAY_TMPDIR": tempfile.mkdtemp(prefix="lo-", dir="/tmp")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert outcome.returncode == 2
+    assert "Traceback" not in outcome.stderr
+    return outcome
+
+
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "an unknown key": (lambda args: args.update(spectulation={}), "spectulation"),
     "an unknown nested key": (lambda args: args["target"].update(tensor_paralel=2), "target.tensor_paralel"),
@@ -192,19 +219,9 @@ def test_a_bad_configuration_is_refused_in_one_line(
     alter(config["applications"][0]["args"])
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(config).replace("OTHER_TOKENIZER", str(permuted_drafter(tmp_path))))
-    outcome = subprocess.run(
-        [sys.executable, "-m", "deployments.cli", "serve", str(path), "--port", str(free_port())],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert outcome.returncode == 2
-    complaint = [line for line in outcome.stderr.splitlines() if line.startswith("leadout: ")]
-    assert len(complaint) == 1
-    assert named in complaint[0]
-    assert "Traceback" not in outcome.stderr
+    outcome = refused_start(path)
+    (complaint,) = [line for line in outcome.stderr.splitlines() if line.startswith("leadout: ")]
+    assert named in complaint
 
 
 def permuted_drafter(folder: Path) -> Path:
