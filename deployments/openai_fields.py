@@ -12,6 +12,7 @@ from workers.errors import InvalidRequestError
 
 MAX_PROMPTS = 64
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 256
 
 Prompt: TypeAlias = str | tuple[int, ...]
 NeutralValues: TypeAlias = Mapping[str, tuple[object, ...]]
@@ -27,9 +28,6 @@ NEUTRAL_IN_BOTH: NeutralValues = {
     "length_penalty": (1,),
     "logit_bias": ({},),
     "min_p": (0,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "ignore_eos": (False,),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
@@ -130,6 +128,15 @@ def parse_stop_strings(value: object) -> tuple[str, ...]:
     if not all(stops):
         raise _refuse("must not contain an empty string")
     return tuple(stops)
+
+
+def parse_stop_token_ids(value: object) -> tuple[int, ...]:
+    """Accept a list of token ids; each is returned once."""
+    if not isinstance(value, list) or any(type(token) is not int or token < 0 for token in value):
+        raise _refuse("must be a list of token ids")
+    if len(value) > MAX_STOP_TOKEN_IDS:
+        raise _refuse(f"holds {len(value)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed")
+    return tuple(dict.fromkeys(value))
 
 
 def parse_content(value: object, role: str | None) -> str:

@@ -14,6 +14,7 @@ from deployments.openai_fields import (
     parse_content,
     parse_prompts,
     parse_stop_strings,
+    parse_stop_token_ids,
     without_neutral,
 )
 from workers.errors import InvalidRequestError
@@ -63,6 +64,10 @@ class GenerationFields(StrictModel):
     top_k: int = Field(default=0, ge=-1, le=MAX_TOP_K)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     stop: Annotated[tuple[str, ...], PlainValidator(parse_stop_strings)] = ()
+    # The options from here to `stream` are vLLM's extensions and mean what they mean there.
+    stop_token_ids: Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids)] = ()
+    ignore_eos: bool = False
+    min_tokens: int = Field(default=0, ge=0)
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: SpeculationFields = SpeculationFields()

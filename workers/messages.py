@@ -25,11 +25,23 @@ NO_TOKENS: TokenIds = token_ids([])
 
 
 @dataclass(frozen=True, slots=True)
+class LogitRules:
+    """What happens to single logits before the temperature; each default asks for nothing.
+
+    The ids in `end_token_ids` cannot be drawn before `min_tokens` tokens were generated.
+    """
+
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is drawn from the target's distribution.
 
     `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 switch those filters off. `seed` (0 to 2**63 - 1) and
-    `choice` (the index among n choices) select the noise of the sequence.
+    `choice` (the index among n choices) select the noise of the sequence. `rules` is None in the common case that
+    there are none: nothing is sent, remembered or computed for them then.
     """
 
     temperature: float = 1.0
@@ -37,15 +49,20 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 0
     choice: int = 0
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When a sequence ends. Ids in `end_token_ids` (EOS and the like) are counted but never shown."""
+    """When a sequence ends. Ids in `end_token_ids` (EOS and the like) are counted but never shown.
+
+    Nothing but `max_tokens` ends it before it has more than `min_tokens` tokens.
+    """
 
     max_tokens: int
     end_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +155,8 @@ class ProposeItem:
 
     The drafter first forgets its KV entries from `first_position` on, which is the whole of a rollback, then reads
     `committed` (at positions from `first_position`) and drafts `draft_tokens` tokens. 0 drafts means: read only.
-    `sampling` is set when `first_position` is 0 and starts the sequence afresh.
+    `sampling` and `prompt_tokens`, the length of the prompt, are set when `first_position` is 0 and start the sequence
+    afresh; what is read beyond the prompt, in that message or later, is output.
     """
 
     sequence_id: int
@@ -147,6 +165,7 @@ class ProposeItem:
     committed: TokenIds
     draft_tokens: int
     sampling: SamplingParams | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +202,8 @@ class VerifyItem:
 
     The target forgets its KV entries from `first_position` on, reads `committed`, verifies `proposal`, and keeps the
     KV of what it accepted. With `sample` False (all but the last chunk of a prompt) it only reads.
-    `sampling` is set when `first_position` is 0 and starts the sequence afresh.
+    `sampling` and `prompt_tokens`, the length of the prompt, are set when `first_position` is 0 and start the sequence
+    afresh; what is read beyond the prompt, in that message or later, is output.
     """
 
     sequence_id: int
@@ -193,6 +213,7 @@ class VerifyItem:
     proposal: Proposal = NO_PROPOSAL
     sample: bool = True
     sampling: SamplingParams | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""Rules applied to a batch of logits: sparse edits of the cells concerned, in the order of vLLM.
+
+That order (V1, vllm/v1/sample/sampler.py, `Sampler.forward`): bad words, min_tokens, logit bias, then penalties; then
+what follows in warping.py. Bans come last here, which is the same: a banned logit is -inf before and after.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from workers.decoding.logit_rules import Ids, RuleContext
+
+
+@dataclass(frozen=True, slots=True)
+class RuledRun:
+    """Consecutive `positions` of one sequence, whose logits are in the batch's rows from `first_row` on."""
+
+    first_row: int
+    positions: range
+    context: RuleContext
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """Edits of the R batch rows `rows` int64 [R] that have rules.
+
+    Cells are int64 [2, n]: the row's place among those R, and the token id. `banned_cells` become -inf.
+    """
+
+    rows: torch.Tensor
+    banned_cells: torch.Tensor
+
+    @classmethod
+    def of_runs(cls, runs: Sequence[RuledRun], device: torch.device | str = "cpu") -> "LogitEdits":
+        """Look up what the rules say of every position of `runs`, none of which is empty."""
+        rows = np.concatenate([np.arange(run.first_row, run.first_row + len(run.positions)) for run in runs])
+        banned = [run.context.banned_ids(position) for run in runs for position in run.positions]
+        return cls(torch.from_numpy(rows).to(device), torch.from_numpy(_cells(banned)).to(device))
+
+    def apply_(self, logits: torch.Tensor) -> torch.Tensor:
+        """Edit `logits` float32 [R, V], those of `rows`, in place and return them."""
+        logits[tuple(self.banned_cells)] = -torch.inf
+        return logits
+
+
+def _cells(ids: Sequence[Ids]) -> Ids:
+    """Return int64 [2, n] from the ids of each row."""
+    rows = np.repeat(np.arange(len(ids)), [len(row_ids) for row_ids in ids])
+    return np.stack([rows, np.concatenate(ids)])
