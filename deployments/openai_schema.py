@@ -12,6 +12,7 @@ from deployments.openai_fields import (
     NeutralValues,
     Prompt,
     parse_content,
+    parse_logit_bias,
     parse_prompts,
     parse_stop_strings,
     parse_stop_token_ids,
@@ -64,6 +65,7 @@ class GenerationFields(StrictModel):
     top_k: int = Field(default=0, ge=-1, le=MAX_TOP_K)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     stop: Annotated[tuple[str, ...], PlainValidator(parse_stop_strings)] = ()
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias)] = ()
     # The options from here to `stream` are vLLM's extensions and mean what they mean there.
     stop_token_ids: Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids)] = ()
     ignore_eos: bool = False

@@ -36,11 +36,16 @@ class SamplingPlan:
 def plan_sampling(request: GenerationFields, codec: TextCodec, vocabulary_size: int) -> SamplingPlan:
     """Check the options against the vocabulary. InvalidRequestError names the option that does not fit."""
     _check_ids("stop_token_ids", request.stop_token_ids, vocabulary_size)
+    _check_ids("logit_bias", (token for token, _ in request.logit_bias), vocabulary_size)
     asked = frozenset(request.stop_token_ids)
     # As in vLLM, min_tokens holds EOS back even where it is ignored (SamplingParams.update_from_generation_config).
     # A model's configuration may name an end id that its tokenizer does not have.
     held_back = sorted(token for token in asked | codec.end_token_ids if token < vocabulary_size)
-    rules = LogitRules(request.min_tokens, tuple(held_back) if request.min_tokens else ())
+    rules = LogitRules(
+        min_tokens=request.min_tokens,
+        end_token_ids=tuple(held_back) if request.min_tokens else (),
+        logit_bias=request.logit_bias,
+    )
     return SamplingPlan(
         request,
         rules if rules != LogitRules() else None,

@@ -24,15 +24,21 @@ NO_TOKENS: TokenIds = token_ids([])
 # --- what a client asks for ---------------------------------------------------------------------------------
 
 
+BANNING_BIAS = -100.0
+"""The smallest bias. OpenAI says that it should ban a token; added to a large logit it might not, so it is a ban."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogitRules:
     """What happens to single logits before the temperature; each default asks for nothing.
 
-    The ids in `end_token_ids` cannot be drawn before `min_tokens` tokens were generated.
+    The ids in `end_token_ids` cannot be drawn before `min_tokens` tokens were generated. `logit_bias` is pairs of a
+    token id, each at most once, and what is added to its logit; -100 (`BANNING_BIAS`) bans the token.
     """
 
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

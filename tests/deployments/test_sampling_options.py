@@ -111,3 +111,25 @@ def test_ignore_eos_is_a_boolean(client: Any, value: object) -> None:
 
 def test_an_id_out_of_range_is_refused_whatever_stands_beside_it(client: Any) -> None:
     refused(client, stop_token_ids=[999999], min_tokens=2)
+
+
+# --- logit_bias ----------------------------------------------------------------------------------------------
+
+
+def test_biases_reach_the_workers_by_token_id(client: Any, service: ScriptedService) -> None:
+    asked = asked_by(client, service, logit_bias={"5": -100, "256": 2.5, "0": 100})
+    assert asked.sampling.rules == LogitRules(logit_bias=((5, -100.0), (256, 2.5), (0, 100.0)))
+    assert asked_by(client, service, logit_bias={}).sampling.rules is None
+    assert asked_by(client, service, logit_bias=None).sampling.rules is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"999999": 5}, {"257": 1}, {"abc": 1}, {"-1": 1}, {"1.0": 1}, {"": 1}, {" 5": 1}, {"05": 1}, {"5": 1, "5_0": 1},
+        {"9" * 5000: 1}, {"\u0665": 1}, {"5": 101}, {"5": -100.5}, {"5": True}, {"5": "1"}, {"5": None}, {"5": 10**400},
+        [5], [[5, 1]], 5, "5", {str(token): 0 for token in range(1025)},
+    ],
+)  # fmt: skip
+def test_biases_that_are_none_are_refused(client: Any, value: object) -> None:
+    refused(client, logit_bias=value)

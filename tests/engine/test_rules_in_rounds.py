@@ -34,6 +34,7 @@ class Options:
 EACH = {
     "stop tokens": Options(end_token_ids=ENDS),
     "min_tokens": Options(LogitRules(min_tokens=9, end_token_ids=ENDS), ENDS),
+    "logit_bias": Options(LogitRules(logit_bias=tuple((token, -100.0 + 7 * token) for token in range(0, 27, 2)))),
 }
 
 

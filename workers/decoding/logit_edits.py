@@ -26,21 +26,32 @@ class RuledRun:
 class LogitEdits:
     """Edits of the R batch rows `rows` int64 [R] that have rules.
 
-    Cells are int64 [2, n]: the row's place among those R, and the token id. `banned_cells` become -inf.
+    Cells are int64 [2, n]: the row's place among those R, and the token id. `biases` float32 [n] are added to
+    `biased_cells`, `banned_cells` become -inf.
     """
 
     rows: torch.Tensor
+    biased_cells: torch.Tensor
+    biases: torch.Tensor
     banned_cells: torch.Tensor
 
     @classmethod
     def of_runs(cls, runs: Sequence[RuledRun], device: torch.device | str = "cpu") -> "LogitEdits":
         """Look up what the rules say of every position of `runs`, none of which is empty."""
         rows = np.concatenate([np.arange(run.first_row, run.first_row + len(run.positions)) for run in runs])
+        rules = [run.context.compiled for run in runs for _ in run.positions]
         banned = [run.context.banned_ids(position) for run in runs for position in run.positions]
-        return cls(torch.from_numpy(rows).to(device), torch.from_numpy(_cells(banned)).to(device))
+        arrays = (
+            rows,
+            _cells([each.biased_ids for each in rules]),
+            np.concatenate([each.biases for each in rules]),
+            _cells(banned),
+        )
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
     def apply_(self, logits: torch.Tensor) -> torch.Tensor:
         """Edit `logits` float32 [R, V], those of `rows`, in place and return them."""
+        logits[tuple(self.biased_cells)] += self.biases
         logits[tuple(self.banned_cells)] = -torch.inf
         return logits
 

@@ -1,0 +1,99 @@
+"""Each rule changes single logits as transformers' own processor does, with the history of its position."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from workers.decoding.logit_edits import LogitEdits, RuledRun
+from workers.decoding.logit_rules import CompiledRules, RuleContext
+from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens
+from workers.messages import LogitRules, SamplingParams, token_ids
+
+VOCABULARY = 24
+histories = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30)
+some_ids = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6, unique=True).map(tuple)
+
+
+def some_logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (rows, VOCABULARY)).astype(np.float32))
+
+
+def context(rules: LogitRules, tokens: list[int], prompt_tokens: int) -> RuleContext:
+    return RuleContext(CompiledRules.of(rules), token_ids(tokens), prompt_tokens)
+
+
+def edited(rules: LogitRules, tokens: list[int], prompt_tokens: int, logits: torch.Tensor) -> torch.Tensor:
+    """`logits` [rows, V] of the last positions that `tokens` lead to, the last one being `len(tokens)`, after rules."""
+    positions = range(len(tokens) + 1 - len(logits), len(tokens) + 1)
+    return LogitEdits.of_runs([RuledRun(0, positions, context(rules, tokens, prompt_tokens))]).apply_(logits.clone())
+
+
+@given(history=histories, data=st.data(), ends=some_ids, min_tokens=st.integers(1, 12))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_min_tokens_holds_ends_back_as_transformers_does(
+    history: list[int], data: st.DataObject, ends: tuple[int, ...], min_tokens: int
+) -> None:
+    prompt_tokens = data.draw(st.integers(1, len(history)))
+    logits = some_logits(1)
+
+    processor = MinNewTokensLengthLogitsProcessor(prompt_tokens, min_tokens, list(ends))
+    expected = processor(torch.tensor([history]), logits)
+
+    assert torch.equal(edited(LogitRules(min_tokens, ends), history, prompt_tokens, logits), expected)
+
+
+@given(ids=some_ids, biases=st.lists(st.integers(-199, 200).map(lambda half: half / 2), min_size=6, max_size=6))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_biases_are_added_as_transformers_does(ids: tuple[int, ...], biases: list[float]) -> None:
+    logits = some_logits(3)
+    pairs = tuple(zip(ids, biases, strict=False))
+
+    expected = SequenceBiasLogitsProcessor({(token,): bias for token, bias in pairs})(torch.zeros((3, 1)), logits)
+
+    assert torch.equal(edited(LogitRules(logit_bias=pairs), [1, 2, 3], 1, logits), expected)
+
+
+def test_the_smallest_bias_bans_even_the_largest_logit() -> None:
+    logits = some_logits(1)
+    logits[0, 4] = 1e6
+
+    for temperature in (0.0, 1.0):
+        run = PositionRun(
+            SamplingParams(temperature), 3, 1, context(LogitRules(logit_bias=((4, -100.0),)), [1, 2, 3], 1)
+        )
+        assert draw_tokens(logits, SamplingRows.of_runs([run])).item() not in (4, INVALID_TOKEN)
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-12, 1.0])
+def test_a_row_whose_rules_leave_nothing_is_marked_and_leaves_its_neighbours_alone(temperature: float) -> None:
+    everything = LogitRules(logit_bias=tuple((token, -100.0) for token in range(VOCABULARY)))
+    sampling = SamplingParams(temperature, top_k=5, top_p=0.9, seed=4)
+    plain = PositionRun(sampling, 7, 2)
+    banned = PositionRun(sampling, 3, 1, context(everything, [1, 2, 3], 1))
+    logits = some_logits(5)
+    alone = draw_tokens(logits[:2], SamplingRows.of_runs([plain])).tolist()
+    after = draw_tokens(logits[3:], SamplingRows.of_runs([plain])).tolist()
+
+    drawn = draw_tokens(logits, SamplingRows.of_runs([plain, banned, plain])).tolist()
+
+    assert drawn == [*alone, INVALID_TOKEN, *after]
+
+
+def test_rows_without_rules_have_no_edits_and_drawing_with_rules_leaves_the_logits_as_they_were() -> None:
+    assert SamplingRows.of_runs([PositionRun(SamplingParams(), 3, 2)]).edits is None
+    logits = some_logits(2)
+    before = logits.clone()
+    run = PositionRun(SamplingParams(), 3, 2, context(LogitRules(logit_bias=((1, 5.0), (2, -100.0))), [1, 2, 3, 4], 1))
+
+    draw_tokens(logits, SamplingRows.of_runs([run]))
+
+    assert torch.equal(logits, before)
