@@ -25,9 +25,6 @@ NeutralValues: TypeAlias = Mapping[str, tuple[object, ...]]
 NEUTRAL_IN_BOTH: NeutralValues = {
     "n": (1,),
     "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "min_p": (0,),
     "bad_words": ([],),

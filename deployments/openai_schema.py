@@ -65,8 +65,11 @@ class GenerationFields(StrictModel):
     top_k: int = Field(default=0, ge=-1, le=MAX_TOP_K)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     stop: Annotated[tuple[str, ...], PlainValidator(parse_stop_strings)] = ()
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias)] = ()
     # The options from here to `stream` are vLLM's extensions and mean what they mean there.
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     stop_token_ids: Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids)] = ()
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0)

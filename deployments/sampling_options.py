@@ -45,6 +45,9 @@ def plan_sampling(request: GenerationFields, codec: TextCodec, vocabulary_size: 
         min_tokens=request.min_tokens,
         end_token_ids=tuple(held_back) if request.min_tokens else (),
         logit_bias=request.logit_bias,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
     )
     return SamplingPlan(
         request,

@@ -34,11 +34,18 @@ class LogitRules:
 
     The ids in `end_token_ids` cannot be drawn before `min_tokens` tokens were generated. `logit_bias` is pairs of a
     token id, each at most once, and what is added to its logit; -100 (`BANNING_BIAS`) bans the token.
+
+    `repetition_penalty` (above 0) divides the positive logits and multiplies the others of every token of prompt or
+    output so far; `frequency_penalty` is subtracted as often as the token stands in the output, and
+    `presence_penalty` once if it does.
     """
 
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

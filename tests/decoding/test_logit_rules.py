@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
     MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
 
@@ -68,6 +69,58 @@ def test_the_smallest_bias_bans_even_the_largest_logit() -> None:
             SamplingParams(temperature), 3, 1, context(LogitRules(logit_bias=((4, -100.0),)), [1, 2, 3], 1)
         )
         assert draw_tokens(logits, SamplingRows.of_runs([run])).item() not in (4, INVALID_TOKEN)
+
+
+@given(history=histories, penalty=st.sampled_from([0.5, 0.9, 1.1, 1.3, 2.0, 30.0]))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_repetition_is_penalised_as_transformers_does(history: list[int], penalty: float) -> None:
+    logits = some_logits(1)
+
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([history]), logits.clone())
+
+    for prompt_tokens in range(len(history) + 1):
+        assert torch.equal(edited(LogitRules(repetition_penalty=penalty), history, prompt_tokens, logits), expected)
+
+
+@given(
+    history=histories,
+    data=st.data(),
+    presence=st.sampled_from([0.0, -2.0, 0.5]),
+    frequency=st.sampled_from([0.0, -0.25, 1.5]),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_presence_and_frequency_count_the_output_alone(
+    history: list[int], data: st.DataObject, presence: float, frequency: float
+) -> None:
+    prompt_tokens = data.draw(st.integers(0, len(history)))
+    logits = some_logits(1)
+
+    # OpenAI's formula: mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence
+    counts = np.bincount(history[prompt_tokens:], minlength=VOCABULARY).astype(np.float32)
+    expected = logits - frequency * torch.from_numpy(counts) - presence * torch.from_numpy(counts > 0)
+
+    rules = LogitRules(presence_penalty=presence, frequency_penalty=frequency)
+    assert torch.allclose(edited(rules, history, prompt_tokens, logits), expected, atol=1e-5)
+
+
+def test_bias_is_added_before_the_repetition_penalty_and_frequency_is_taken_off_after_it() -> None:
+    rules = LogitRules(logit_bias=((1, 3.0),), repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
+    logits = torch.tensor([[1.0, -1.0, -5.0]])
+
+    assert edited(rules, [0, 1, 1], 1, logits).tolist() == [[0.5, (-1 + 3) / 2 - 2 * 0.5 - 0.25, -5.0]]
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-30, 1e30, 1.7e308])
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0])
+def test_extreme_penalties_and_temperatures_stay_finite(penalty: float, temperature: float) -> None:
+    rules = LogitRules(repetition_penalty=penalty, frequency_penalty=2.0)
+    logits = torch.tensor([[1e4, -1e4, 3.0, -3.0, 0.0]])
+    changed = edited(rules, [0, 1, 2, 3, 4], 1, logits)
+    run = PositionRun(SamplingParams(temperature, top_p=0.9), 5, 1, context(rules, [0, 1, 2, 3, 4], 1))
+
+    assert changed.isfinite().all()
+    expected = changed.argmax().item()
+    assert draw_tokens(logits, SamplingRows.of_runs([run])).tolist() == [expected]
 
 
 # --- rows ----------------------------------------------------------------------------------------------------

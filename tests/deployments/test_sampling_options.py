@@ -133,3 +133,31 @@ def test_biases_reach_the_workers_by_token_id(client: Any, service: ScriptedServ
 )  # fmt: skip
 def test_biases_that_are_none_are_refused(client: Any, value: object) -> None:
     refused(client, logit_bias=value)
+
+
+# --- penalties -----------------------------------------------------------------------------------------------
+
+
+def test_penalties_reach_the_workers(client: Any, service: ScriptedService) -> None:
+    asked = asked_by(client, service, presence_penalty=-2, frequency_penalty=1.5, repetition_penalty=1.3)
+    expected = LogitRules(repetition_penalty=1.3, presence_penalty=-2.0, frequency_penalty=1.5)
+    assert asked.sampling.rules == expected
+    neutral = asked_by(client, service, presence_penalty=0, frequency_penalty=0.0, repetition_penalty=1)
+    assert neutral.sampling.rules is None
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+@pytest.mark.parametrize("value", ["1", True, [1], {}, 10**400])
+def test_penalties_that_are_no_numbers_are_refused(client: Any, name: str, value: object) -> None:
+    refused(client, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", 2.1), ("presence_penalty", -2.1), ("frequency_penalty", 2.1), ("frequency_penalty", -3),
+        ("repetition_penalty", 0), ("repetition_penalty", -1.0),
+    ],
+)  # fmt: skip
+def test_penalties_out_of_range_are_refused(client: Any, name: str, value: float) -> None:
+    refused(client, **{name: value})

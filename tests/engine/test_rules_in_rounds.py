@@ -35,6 +35,10 @@ EACH = {
     "stop tokens": Options(end_token_ids=ENDS),
     "min_tokens": Options(LogitRules(min_tokens=9, end_token_ids=ENDS), ENDS),
     "logit_bias": Options(LogitRules(logit_bias=tuple((token, -100.0 + 7 * token) for token in range(0, 27, 2)))),
+    "repetition_penalty": Options(LogitRules(repetition_penalty=1.8)),
+    "a reward for repetition": Options(LogitRules(repetition_penalty=0.8)),
+    "presence_penalty": Options(LogitRules(presence_penalty=2.0)),
+    "frequency_penalty": Options(LogitRules(frequency_penalty=1.5)),
 }
 
 

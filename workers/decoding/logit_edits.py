@@ -27,12 +27,16 @@ class LogitEdits:
     """Edits of the R batch rows `rows` int64 [R] that have rules.
 
     Cells are int64 [2, n]: the row's place among those R, and the token id. `biases` float32 [n] are added to
-    `biased_cells`, `banned_cells` become -inf.
+    `biased_cells`; `penalised_cells` are divided and lessened by `divisors` and `subtrahends` float32 [n], see
+    `Penalties`; `banned_cells` become -inf.
     """
 
     rows: torch.Tensor
     biased_cells: torch.Tensor
     biases: torch.Tensor
+    penalised_cells: torch.Tensor
+    divisors: torch.Tensor
+    subtrahends: torch.Tensor
     banned_cells: torch.Tensor
 
     @classmethod
@@ -40,11 +44,15 @@ class LogitEdits:
         """Look up what the rules say of every position of `runs`, none of which is empty."""
         rows = np.concatenate([np.arange(run.first_row, run.first_row + len(run.positions)) for run in runs])
         rules = [run.context.compiled for run in runs for _ in run.positions]
+        penalties = [run.context.penalties(run.positions) for run in runs]
         banned = [run.context.banned_ids(position) for run in runs for position in run.positions]
         arrays = (
             rows,
             _cells([each.biased_ids for each in rules]),
             np.concatenate([each.biases for each in rules]),
+            _cells([each.ids for each in penalties for _ in each.divisors]),
+            np.concatenate([each.divisors.ravel() for each in penalties]),
+            np.concatenate([each.subtrahends.ravel() for each in penalties]),
             _cells(banned),
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
@@ -52,6 +60,9 @@ class LogitEdits:
     def apply_(self, logits: torch.Tensor) -> torch.Tensor:
         """Edit `logits` float32 [R, V], those of `rows`, in place and return them."""
         logits[tuple(self.biased_cells)] += self.biases
+        found = logits[tuple(self.penalised_cells)]
+        penalised = torch.where(found > 0, found / self.divisors, found * self.divisors) - self.subtrahends
+        logits[tuple(self.penalised_cells)] = penalised
         logits[tuple(self.banned_cells)] = -torch.inf
         return logits
 
