@@ -26,7 +26,6 @@ NEUTRAL_IN_BOTH: NeutralValues = {
     "n": (1,),
     "best_of": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),

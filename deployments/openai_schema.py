@@ -69,6 +69,7 @@ class GenerationFields(StrictModel):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias)] = ()
     # The options from here to `stream` are vLLM's extensions and mean what they mean there.
+    min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     stop_token_ids: Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids)] = ()
     ignore_eos: bool = False

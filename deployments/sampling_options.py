@@ -26,7 +26,9 @@ class SamplingPlan:
         """
         request = self.request
         seed = request.seed if request.seed is not None else secrets.randbelow(MAX_SEED + 1)
-        return SamplingParams(request.temperature, max(request.top_k, 0), request.top_p, seed, rules=self.rules)
+        return SamplingParams(
+            request.temperature, max(request.top_k, 0), request.top_p, seed, min_p=request.min_p, rules=self.rules
+        )
 
     def stop(self, max_tokens: int) -> StopConditions:
         """Return when a sequence with a budget of `max_tokens` ends."""

@@ -52,8 +52,8 @@ class LogitRules:
 class SamplingParams:
     """How a token is drawn from the target's distribution.
 
-    `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 switch those filters off. `seed` (0 to 2**63 - 1) and
-    `choice` (the index among n choices) select the noise of the sequence. `rules` is None in the common case that
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. `seed` (0 to 2**63 - 1)
+    and `choice` (the index among n choices) select the noise of the sequence. `rules` is None in the common case that
     there are none: nothing is sent, remembered or computed for them then.
     """
 
@@ -62,6 +62,7 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 0
     choice: int = 0
+    min_p: float = 0.0
     rules: LogitRules | None = None
 
 

@@ -161,3 +161,17 @@ def test_penalties_that_are_no_numbers_are_refused(client: Any, name: str, value
 )  # fmt: skip
 def test_penalties_out_of_range_are_refused(client: Any, name: str, value: float) -> None:
     refused(client, **{name: value})
+
+
+# --- min_p ---------------------------------------------------------------------------------------------------
+
+
+def test_min_p_reaches_the_workers(client: Any, service: ScriptedService) -> None:
+    assert asked_by(client, service, min_p=0.2).sampling.min_p == 0.2
+    assert asked_by(client, service, min_p=1).sampling.min_p == 1
+    assert asked_by(client, service).sampling.min_p == 0
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, "0.1", True, [0.1], 10**400])
+def test_impossible_min_p_is_refused(client: Any, value: object) -> None:
+    refused(client, min_p=value)

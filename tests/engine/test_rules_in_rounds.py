@@ -23,12 +23,13 @@ class Options:
 
     rules: LogitRules | None = None
     end_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
 
     def apply(self, asked: GenerationRequest) -> GenerationRequest:
         """The request with these options."""
         minimum = self.rules.min_tokens if self.rules else 0
         stop = replace(asked.stop, end_token_ids=frozenset(self.end_token_ids), min_tokens=minimum)
-        return replace(asked, sampling=replace(asked.sampling, rules=self.rules), stop=stop)
+        return replace(asked, sampling=replace(asked.sampling, rules=self.rules, min_p=self.min_p), stop=stop)
 
 
 EACH = {
@@ -39,6 +40,7 @@ EACH = {
     "a reward for repetition": Options(LogitRules(repetition_penalty=0.8)),
     "presence_penalty": Options(LogitRules(presence_penalty=2.0)),
     "frequency_penalty": Options(LogitRules(frequency_penalty=1.5)),
+    "min_p": Options(min_p=0.3),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from workers.decoding.logit_edits import LogitEdits, RuledRun
 from workers.decoding.logit_rules import RuleContext
 from workers.decoding.noise import add_gumbel_noise_, noise_keys
-from workers.decoding.warping import filter_scores, temperature_scores
+from workers.decoding.warping import drop_improbable_, filter_scores, temperature_scores
 from workers.messages import SamplingParams
 
 INVALID_TOKEN = -1
@@ -33,6 +33,7 @@ class SamplingRows:
     top_k: torch.Tensor
     top_p: torch.Tensor
     keys: torch.Tensor
+    min_p: torch.Tensor
     edits: LogitEdits | None = None
 
     @classmethod
@@ -55,12 +56,17 @@ class SamplingRows:
                 np.repeat([run.sampling.top_p for run in runs], counts), dtype=torch.float32, device=device
             ),
             keys=torch.from_numpy(np.concatenate(keys)).to(device) if keys else torch.empty(0, 2, dtype=torch.int32),
+            min_p=torch.tensor(
+                np.repeat([run.sampling.min_p for run in runs], counts), dtype=torch.float32, device=device
+            ),
             edits=_edits(runs, device),
         )
 
     def select(self, rows: torch.Tensor) -> "SamplingRows":
         """Return the rows at the indices `rows` int64 [n], without edits."""
-        return SamplingRows(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.keys[rows])
+        return SamplingRows(
+            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.keys[rows], self.min_p[rows]
+        )
 
 
 def _edits(runs: Sequence[PositionRun], device: torch.device | str) -> LogitEdits | None:
@@ -96,7 +102,7 @@ def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     sampled = ((rows.temperature > 0) & valid).nonzero(as_tuple=True)[0]
     if len(sampled):
         chosen = rows.select(sampled)
-        scores = temperature_scores(logits[sampled], chosen.temperature)
+        scores = drop_improbable_(temperature_scores(logits[sampled], chosen.temperature), chosen.min_p)
         if bool(((chosen.top_k > 0) | (chosen.top_p < 1)).any()):
             scores = filter_scores(scores, chosen.top_k, chosen.top_p)
         tokens[sampled] = add_gumbel_noise_(scores, chosen.keys).argmax(dim=-1)
