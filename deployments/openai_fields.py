@@ -13,6 +13,7 @@ from workers.errors import InvalidRequestError
 MAX_PROMPTS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 256
+MAX_BAD_WORDS = 256
 MAX_BIASED_TOKENS = 1024
 MAX_BIAS = 100
 MAX_ID_DIGITS = 18
@@ -26,7 +27,6 @@ NEUTRAL_IN_BOTH: NeutralValues = {
     "n": (1,),
     "best_of": (1,),
     "length_penalty": (1,),
-    "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -126,6 +126,17 @@ def parse_stop_strings(value: object) -> tuple[str, ...]:
     if not all(stops):
         raise _refuse("must not contain an empty string")
     return tuple(stops)
+
+
+def parse_bad_words(value: object) -> tuple[str, ...]:
+    """Accept a list of strings, none of them blank; each is returned once."""
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise _refuse("must be a list of strings")
+    if len(value) > MAX_BAD_WORDS:
+        raise _refuse(f"holds {len(value)} strings; at most {MAX_BAD_WORDS} are allowed")
+    if not all(word.strip() for word in value):
+        raise _refuse("must not contain a blank string")
+    return tuple(dict.fromkeys(value))
 
 
 def parse_stop_token_ids(value: object) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from deployments.openai_fields import (
     NEUTRAL_IN_MESSAGE,
     NeutralValues,
     Prompt,
+    parse_bad_words,
     parse_content,
     parse_logit_bias,
     parse_prompts,
@@ -71,6 +72,7 @@ class GenerationFields(StrictModel):
     # The options from here to `stream` are vLLM's extensions and mean what they mean there.
     min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    bad_words: Annotated[tuple[str, ...], PlainValidator(parse_bad_words)] = ()
     stop_token_ids: Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids)] = ()
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0)

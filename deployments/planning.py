@@ -67,7 +67,10 @@ class Planner:
         return self._requests([prompt], [budget], request, sampling, answer_id, trace_context)
 
     async def _plan_sampling(self, request: GenerationFields) -> SamplingPlan:
-        return plan_sampling(request, self.codec, self.limits.vocabulary_size)
+        characters = sum(map(len, request.bad_words))
+        return await off_loop_if_long(
+            characters, lambda: plan_sampling(request, self.codec, self.limits.vocabulary_size)
+        )
 
     def _check(self, request: GenerationFields) -> None:
         if request.model not in (None, self.limits.served_model_name):

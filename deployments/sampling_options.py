@@ -9,6 +9,9 @@ from deployments.text import TextCodec
 from workers.errors import InvalidRequestError
 from workers.messages import LogitRules, SamplingParams, StopConditions
 
+# The rules travel with the first message of a sequence to every worker.
+MAX_BAD_WORD_TOKENS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
@@ -50,12 +53,34 @@ def plan_sampling(request: GenerationFields, codec: TextCodec, vocabulary_size: 
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
+        bad_words=_bad_words(request.bad_words, codec),
     )
     return SamplingPlan(
         request,
         rules if rules != LogitRules() else None,
         end_token_ids=asked if request.ignore_eos else asked | codec.end_token_ids,
     )
+
+
+def _bad_words(words: Iterable[str], codec: TextCodec) -> tuple[tuple[int, ...], ...]:
+    """Return the ids of `words`, as they begin a text and, where it makes a difference, as they follow a space.
+
+    The rule is vLLM's (vllm/sampling_params.py, `SamplingParams.update_from_tokenizer`): a space that only adds a token
+    is left out, as the word behind it is caught anyway.
+    """
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare, spaced = codec.encode_word(word.lstrip()), codec.encode_word(" " + word.lstrip())
+        if not bare:
+            raise InvalidRequestError(f"bad_words: {word[:40]!r} has no tokens.", "bad_words")
+        sequences[bare] = None
+        if len(spaced) == len(bare) and spaced[0] != bare[0]:
+            sequences[spaced] = None
+    tokens = sum(map(len, sequences))
+    if tokens > MAX_BAD_WORD_TOKENS:
+        message = f"bad_words: {tokens} tokens in all; at most {MAX_BAD_WORD_TOKENS} are allowed."
+        raise InvalidRequestError(message, "bad_words")
+    return tuple(sequences)
 
 
 def _check_ids(option: str, ids: Iterable[int], vocabulary_size: int) -> None:

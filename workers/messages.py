@@ -38,6 +38,8 @@ class LogitRules:
     `repetition_penalty` (above 0) divides the positive logits and multiplies the others of every token of prompt or
     output so far; `frequency_penalty` is subtracted as often as the token stands in the output, and
     `presence_penalty` once if it does.
+
+    `bad_words` are token ids, none empty, that the output never holds in a row.
     """
 
     min_tokens: int = 0
@@ -46,6 +48,7 @@ class LogitRules:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

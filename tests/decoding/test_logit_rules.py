@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
 )
@@ -121,6 +122,35 @@ def test_extreme_penalties_and_temperatures_stay_finite(penalty: float, temperat
     assert changed.isfinite().all()
     expected = changed.argmax().item()
     assert draw_tokens(logits, SamplingRows.of_runs([run])).tolist() == [expected]
+
+
+words = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8).map(tuple)
+
+
+@given(bad_words=words, prompt=st.lists(st.integers(0, 4), max_size=5), output=st.lists(st.integers(0, 4), max_size=8))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_bad_words_are_banned_as_transformers_does_in_a_text_of_output_alone(
+    bad_words: tuple[tuple[int, ...], ...], prompt: list[int], output: list[int]
+) -> None:
+    logits = some_logits(1)
+
+    processor = NoBadWordsLogitsProcessor([list(word) for word in bad_words])
+    expected = processor(torch.tensor([output], dtype=torch.int64), logits)
+
+    assert torch.equal(edited(LogitRules(bad_words=bad_words), prompt + output, len(prompt), logits), expected)
+
+
+@given(bad_words=words, prompt=st.lists(st.integers(0, 4), min_size=1, max_size=5), seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_no_output_ever_holds_a_bad_word(bad_words: tuple[tuple[int, ...], ...], prompt: list[int], seed: int) -> None:
+    tokens, sampling = list(prompt), SamplingParams(temperature=1.0, seed=seed)
+    for position in range(len(prompt), len(prompt) + 15):
+        run = PositionRun(sampling, position, 1, context(LogitRules(bad_words=bad_words), tokens, len(prompt)))
+        tokens += draw_tokens(torch.zeros(1, 7), SamplingRows.of_runs([run])).tolist()
+
+    output = tuple(tokens[len(prompt) :])
+    for word in bad_words:
+        assert all(output[start : start + len(word)] != word for start in range(len(output)))
 
 
 # --- rows ----------------------------------------------------------------------------------------------------

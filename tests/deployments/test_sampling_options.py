@@ -7,7 +7,7 @@ import pytest
 
 from deployments.text import TextCodec
 from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, error_of, events_of, says, streamed_text
-from tests.fakes import ScriptedService, byte_tokenizer
+from tests.fakes import ScriptedService, byte_tokenizer, word_tokenizer
 from workers.messages import FinishReason, LogitRules
 
 Clients = Callable[..., Any]
@@ -175,3 +175,36 @@ def test_min_p_reaches_the_workers(client: Any, service: ScriptedService) -> Non
 @pytest.mark.parametrize("value", [-0.1, 1.1, "0.1", True, [0.1], 10**400])
 def test_impossible_min_p_is_refused(client: Any, value: object) -> None:
     refused(client, min_p=value)
+
+
+# --- bad_words -----------------------------------------------------------------------------------------------
+
+
+def words_of(codec: TextCodec, *texts: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(codec.encode(text).tolist()) for text in texts)
+
+
+def test_bad_words_reach_the_workers_as_ids(client: Any, service: ScriptedService, codec: TextCodec) -> None:
+    # With a token per byte a space always adds a token, so the word itself covers both.
+    asked = asked_by(client, service, bad_words=["x", "no way", "x", "  x", "日"])
+    assert asked.sampling.rules == LogitRules(bad_words=words_of(codec, "x", "no way", "日"))
+    assert asked_by(client, service, bad_words=[]).sampling.rules is None
+
+
+def test_words_are_banned_with_and_without_a_leading_space_where_it_makes_another_token(
+    client_of: Clients, service: ScriptedService
+) -> None:
+    codec = TextCodec(word_tokenizer(["good", " good", " ", "b", "a", "d", " b"]))
+    client = client_of(service, codec=codec)
+    word = codec.backend.get_vocab()
+    asked = asked_by(client, service, bad_words=[" good", "bad"])
+    assert set(asked.sampling.rules.bad_words) == {
+        (word["good"],), (word[" good"],), (word["b"], word["a"], word["d"]), (word[" b"], word["a"], word["d"]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value", ["x", [""], ["x", ""], ["  "], [1], [["x"]], {"x": 1}, 5, True, ["x"] * 257, ["x" * 4097], ["\n"]]
+)
+def test_bad_words_that_are_none_are_refused(client: Any, value: object) -> None:
+    refused(client, bad_words=value)

@@ -14,6 +14,8 @@ from workers.router.config import RouterConfig
 
 LoadEngine = Callable[..., Engine]
 CHUNKED = RouterConfig(prefill_chunk_tokens=16)
+# Single tokens, and pairs and triples that sampling at temperature 1 meets now and then.
+BAD_WORDS = ((8,), (9,), *((first, 95 - first) for first in range(96)), *((a, (a * 5) % 96, 40) for a in range(96)))
 ENDS = (5, 7, 11, 13, 20, 33, 34, 35, 60, 61, 62, 63, 70, 80, 90)
 
 
@@ -41,6 +43,7 @@ EACH = {
     "presence_penalty": Options(LogitRules(presence_penalty=2.0)),
     "frequency_penalty": Options(LogitRules(frequency_penalty=1.5)),
     "min_p": Options(min_p=0.3),
+    "bad_words": Options(LogitRules(bad_words=BAD_WORDS)),
 }
 
 

@@ -3,7 +3,8 @@
 Position p of a sequence sees the tokens before p: prompt, committed tokens and, along a proposal, the drafts before it.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,8 @@ class Penalties:
 class CompiledRules:
     """`LogitRules` in the form in which they are applied; made once per sequence.
 
-    `biases` float32 [n] belong to `biased_ids` int64 [n]; `banned_ids` are banned at every position.
+    `biases` float32 [n] belong to `biased_ids` int64 [n]; `banned_ids` are banned at every position. `bad_words` are
+    those of several tokens, by their last token but one.
     """
 
     rules: LogitRules
@@ -47,17 +49,26 @@ class CompiledRules:
     biased_ids: Ids
     biases: Floats
     banned_ids: Ids
+    bad_words: Mapping[int, list[tuple[int, ...]]]
 
     @classmethod
     def of(cls, rules: LogitRules) -> "CompiledRules":
         """Compile `rules`, whose ids must lie in the vocabulary."""
+        bad_words: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for word in rules.bad_words:
+            if len(word) > 1:
+                bad_words[word[-2]].append(word)
         biased = [(token, bias) for token, bias in rules.logit_bias if bias > BANNING_BIAS]
         return cls(
             rules,
             end_ids=_ids(rules.end_token_ids),
             biased_ids=_ids(token for token, _ in biased),
             biases=np.array([bias for _, bias in biased], dtype=np.float32),
-            banned_ids=_ids(token for token, bias in rules.logit_bias if bias <= BANNING_BIAS),
+            banned_ids=_ids(
+                [token for token, bias in rules.logit_bias if bias <= BANNING_BIAS]
+                + [word[0] for word in rules.bad_words if len(word) == 1]
+            ),
+            bad_words=dict(bad_words),
         )
 
     @property
@@ -84,7 +95,20 @@ class RuleContext:
         banned = [self.compiled.banned_ids]
         if output_tokens < rules.min_tokens:
             banned.append(self.compiled.end_ids)
+        if self.compiled.bad_words:
+            banned.append(_ids(self._completing(position)))
         return np.concatenate(banned)
+
+    def _completing(self, position: int) -> Iterator[int]:
+        """Yield the tokens that would complete a bad word at `position`.
+
+        As in vLLM (vllm/v1/sample/ops/bad_words.py) the word must be output from its first token on; what the prompt
+        ends with completes nothing.
+        """
+        output = self.tokens[self.prompt_tokens : position]
+        for word in self.compiled.bad_words.get(int(output[-1]), ()) if len(output) else ():
+            if tuple(output[1 - len(word) :].tolist()) == word[:-1]:
+                yield word[-1]
 
     def penalties(self, positions: range) -> Penalties:
         """Return the penalties at `positions`, which are consecutive and lie behind the prompt.
