@@ -90,7 +90,11 @@ async def generate(router: Router, request: GenerationRequest) -> Outcome:
 
 
 def run_all(
-    target: Engine, drafter: Engine | None, requests: Sequence[GenerationRequest], config: RouterConfig
+    target: Engine,
+    drafter: Engine | None,
+    requests: Sequence[GenerationRequest],
+    config: RouterConfig,
+    link: type[InProcessLink] = InProcessLink,
 ) -> tuple[list[Outcome], list[WorkerStats]]:
     """Run all requests at once; return their outcomes and both workers' stats afterwards."""
 
@@ -98,10 +102,10 @@ def run_all(
         tokenizer = byte_tokenizer().backend_tokenizer
         router = Router(config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()))
         workers: list[Any] = [Verifier(target)]
-        await router.register(registration(WorkerRole.TARGET, target), InProcessLink(workers[0]))
+        await router.register(registration(WorkerRole.TARGET, target), link(workers[0]))
         if drafter is not None:
             workers.append(ModelDrafter(drafter))
-            await router.register(registration(WorkerRole.DRAFT, drafter), InProcessLink(workers[1]))
+            await router.register(registration(WorkerRole.DRAFT, drafter), link(workers[1]))
         outcomes = await asyncio.gather(*(generate(router, request) for request in requests))
         await asyncio.sleep(0.05)
         await router.close()

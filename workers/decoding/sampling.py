@@ -1,7 +1,7 @@
 """The target's own draw: argmax of warped log-probabilities plus the noise of the position."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -83,17 +83,14 @@ def _edits(runs: Sequence[PositionRun], device: torch.device | str) -> LogitEdit
 def draw_tokens(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """Return int64 [rows]: each row's exact sample of its warped distribution, or its argmax at temperature 0.
 
-    `logits` float32 [rows, V] over real token ids only; they stay as they are. A row with NaN or +inf, or whose rules
-    leave nothing, gives INVALID_TOKEN, and touches no other row. The draw depends on the row's logits, rules and key
-    alone.
+    `logits` float32 [rows, V] over real token ids only; they are afterwards what they were. A row with NaN or +inf, or
+    whose rules leave nothing, gives INVALID_TOKEN, and touches no other row. The draw depends on the row's logits,
+    rules and key alone.
     """
     if rows.edits is None:
         return _draw(logits, rows)
-    # Rows with rules are drawn from a copy of their own; as greedy ones they cost next to nothing in the first pass.
-    ruled = rows.edits.rows
-    tokens = _draw(logits, replace(rows, temperature=rows.temperature.index_fill(0, ruled, 0.0)))
-    tokens[ruled] = _draw(rows.edits.apply_(logits[ruled]), rows.select(ruled))
-    return tokens
+    with rows.edits.applied_to(logits):
+        return _draw(logits, rows)
 
 
 def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
