@@ -288,6 +288,7 @@ class ScriptedWorker:
             self.require(item.sequence_id not in followed, "a sequence appears twice in a step")
             self.require(len(item.committed) > 0, "nothing to read")
             self.require((item.sampling is not None) == (item.first_position == 0), "sampling starts a sequence")
+            self.require((item.prompt_tokens > 0) == (item.first_position == 0), "so does the length of its prompt")
             if item.sampling is not None:
                 self.held[item.sequence_id] = HeldSequence(item.sampling)
             held = self.held.get(item.sequence_id)
