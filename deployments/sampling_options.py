@@ -63,10 +63,10 @@ def plan_sampling(request: GenerationFields, codec: TextCodec, vocabulary_size: 
 
 
 def _bad_words(words: Iterable[str], codec: TextCodec) -> tuple[tuple[int, ...], ...]:
-    """Return the ids of `words`, as they begin a text and, where it makes a difference, as they follow a space.
+    """Return the ids of `words`, as they begin a text and, where that is not caught already, as they follow a space.
 
-    The rule is vLLM's (vllm/sampling_params.py, `SamplingParams.update_from_tokenizer`): a space that only adds a token
-    is left out, as the word behind it is caught anyway.
+    As in vLLM (vllm/sampling_params.py, `SamplingParams.update_from_tokenizer`), which however leaves out a word that
+    has more or fewer tokens behind a space, and so lets " Yorkshire" pass where "Yorkshire" is two tokens.
     """
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
@@ -74,7 +74,7 @@ def _bad_words(words: Iterable[str], codec: TextCodec) -> tuple[tuple[int, ...],
         if not bare:
             raise InvalidRequestError(f"bad_words: {word[:40]!r} has no tokens.", "bad_words")
         sequences[bare] = None
-        if len(spaced) == len(bare) and spaced[0] != bare[0]:
+        if spaced[-len(bare) :] != bare:
             sequences[spaced] = None
     tokens = sum(map(len, sequences))
     if tokens > MAX_BAD_WORD_TOKENS:

@@ -1,5 +1,7 @@
 """Each rule changes single logits as transformers' own processor does, with the history of its position."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -186,3 +188,7 @@ def test_drawing_with_rules_leaves_the_logits_as_they_were_even_where_rules_meet
     draw_tokens(logits, SamplingRows.of_runs([run]))
 
     assert torch.equal(logits.nan_to_num(7e7), before.nan_to_num(7e7))
+
+
+def test_parameters_without_rules_stay_small_on_the_wire() -> None:
+    assert len(pickle.dumps(SamplingParams(0.7, 40, 0.95, seed=2**63 - 1, min_p=0.1))) < 150
