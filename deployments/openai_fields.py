@@ -12,6 +12,11 @@ from workers.errors import InvalidRequestError
 
 MAX_PROMPTS = 64
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 256
+MAX_BAD_WORDS = 256
+MAX_BIASED_TOKENS = 1024
+MAX_BIAS = 100
+MAX_ID_DIGITS = 18
 
 Prompt: TypeAlias = str | tuple[int, ...]
 NeutralValues: TypeAlias = Mapping[str, tuple[object, ...]]
@@ -21,16 +26,7 @@ NeutralValues: TypeAlias = Mapping[str, tuple[object, ...]]
 NEUTRAL_IN_BOTH: NeutralValues = {
     "n": (1,),
     "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "ignore_eos": (False,),
-    "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -130,6 +126,48 @@ def parse_stop_strings(value: object) -> tuple[str, ...]:
     if not all(stops):
         raise _refuse("must not contain an empty string")
     return tuple(stops)
+
+
+def parse_bad_words(value: object) -> tuple[str, ...]:
+    """Accept a list of strings, none of them blank; each is returned once."""
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise _refuse("must be a list of strings")
+    if len(value) > MAX_BAD_WORDS:
+        raise _refuse(f"holds {len(value)} strings; at most {MAX_BAD_WORDS} are allowed")
+    if not all(word.strip() for word in value):
+        raise _refuse("must not contain a blank string")
+    return tuple(dict.fromkeys(value))
+
+
+def parse_stop_token_ids(value: object) -> tuple[int, ...]:
+    """Accept a list of token ids; each is returned once."""
+    if not isinstance(value, list) or any(type(token) is not int or token < 0 for token in value):
+        raise _refuse("must be a list of token ids")
+    if len(value) > MAX_STOP_TOKEN_IDS:
+        raise _refuse(f"holds {len(value)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed")
+    return tuple(dict.fromkeys(value))
+
+
+def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """Accept an object of biases from -100 to 100 by token id, the ids being strings as in all JSON."""
+    if not isinstance(value, dict):
+        raise _refuse("must be an object of biases by token id")
+    if len(value) > MAX_BIASED_TOKENS:
+        raise _refuse(f"holds {len(value)} token ids; at most {MAX_BIASED_TOKENS} are allowed")
+    return tuple((_parse_id_key(key), _parse_bias(key, bias)) for key, bias in value.items())
+
+
+def _parse_id_key(key: str) -> int:
+    # Only one way to write a number, so that no id can be given twice.
+    if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS and str(int(key)) == key):
+        raise _refuse(f"{key[:40]!r} is not a token id")
+    return int(key)
+
+
+def _parse_bias(key: str, bias: object) -> float:
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+        raise _refuse(f"the bias of {key} must be a number from {-MAX_BIAS} to {MAX_BIAS}")
+    return float(bias)
 
 
 def parse_content(value: object, role: str | None) -> str:

@@ -11,9 +11,12 @@ from deployments.openai_fields import (
     NEUTRAL_IN_MESSAGE,
     NeutralValues,
     Prompt,
+    parse_bad_words,
     parse_content,
+    parse_logit_bias,
     parse_prompts,
     parse_stop_strings,
+    parse_stop_token_ids,
     without_neutral,
 )
 from workers.errors import InvalidRequestError
@@ -63,6 +66,16 @@ class GenerationFields(StrictModel):
     top_k: int = Field(default=0, ge=-1, le=MAX_TOP_K)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     stop: Annotated[tuple[str, ...], PlainValidator(parse_stop_strings)] = ()
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias)] = ()
+    # The options from here to `stream` are vLLM's extensions and mean what they mean there.
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    bad_words: Annotated[tuple[str, ...], PlainValidator(parse_bad_words)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids)] = ()
+    ignore_eos: bool = False
+    min_tokens: int = Field(default=0, ge=0)
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: SpeculationFields = SpeculationFields()

@@ -1,25 +1,22 @@
 """From a validated request to the sequences that the router generates: tokens, budgets and the deployment's limits."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.openai_fields import Prompt
 from deployments.openai_schema import (
     MAX_DRAFT_TOKENS,
-    MAX_SEED,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
     SpeculationFields,
 )
+from deployments.sampling_options import SamplingPlan, plan_sampling
 from deployments.text import TextCodec, off_loop_if_long
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from workers.messages import (
     GenerationRequest,
-    SamplingParams,
     SpeculationOptions,
-    StopConditions,
     TokenIds,
     token_ids,
 )
@@ -52,20 +49,28 @@ class Planner:
     ) -> tuple[GenerationRequest, ...]:
         """Plan one sequence per prompt. InvalidRequestError, ContextLengthError or ModelNotFoundError."""
         self._check(request)
+        sampling = await self._plan_sampling(request)
         prompts = [await self._prompt_ids(prompt) for prompt in request.prompt]
         budgets = [self._budget(prompt, request, "prompt", DEFAULT_COMPLETION_TOKENS) for prompt in prompts]
-        return self._requests(prompts, budgets, request, answer_id, trace_context)
+        return self._requests(prompts, budgets, request, sampling, answer_id, trace_context)
 
     async def plan_chat(
         self, request: ChatCompletionRequest, answer_id: str, trace_context: dict[str, str]
     ) -> tuple[GenerationRequest, ...]:
         """Plan the sequence that continues the conversation. Errors as in `plan_completion`."""
         self._check(request)
+        sampling = await self._plan_sampling(request)
         messages = [message.for_template() for message in request.messages]
         characters = sum(len(message["content"]) for message in messages)
         prompt = await off_loop_if_long(characters, lambda: self.codec.encode_chat(messages))
         budget = self._budget(prompt, request, "messages", self.limits.context_length)
-        return self._requests([prompt], [budget], request, answer_id, trace_context)
+        return self._requests([prompt], [budget], request, sampling, answer_id, trace_context)
+
+    async def _plan_sampling(self, request: GenerationFields) -> SamplingPlan:
+        characters = sum(map(len, request.bad_words))
+        return await off_loop_if_long(
+            characters, lambda: plan_sampling(request, self.codec, self.limits.vocabulary_size)
+        )
 
     def _check(self, request: GenerationFields) -> None:
         if request.model not in (None, self.limits.served_model_name):
@@ -101,13 +106,18 @@ class Planner:
                 f"and max_tokens asks for {asked} more."
             )
             raise ContextLengthError(message, "max_tokens" if request.max_tokens else "max_completion_tokens")
-        return min(default, context - used) if asked is None else asked
+        budget = min(default, context - used) if asked is None else asked
+        if request.min_tokens > budget:
+            message = f"min_tokens: {request.min_tokens} is more than the {budget} tokens that may be generated."
+            raise InvalidRequestError(message, "min_tokens")
+        return budget
 
     def _requests(
         self,
         prompts: Sequence[TokenIds],
         budgets: Sequence[int],
         request: GenerationFields,
+        sampling: SamplingPlan,
         answer_id: str,
         trace_context: dict[str, str],
     ) -> tuple[GenerationRequest, ...]:
@@ -115,21 +125,14 @@ class Planner:
             GenerationRequest(
                 request_id=f"{answer_id}-{index}",
                 prompt=prompt,
-                sampling=_sampling(request),
-                stop=StopConditions(budget, self.codec.end_token_ids, request.stop),
+                sampling=sampling.params(),
+                stop=sampling.stop(budget),
                 speculation=_speculation(request.speculation),
                 timeout_s=self.limits.request_timeout_s,
                 trace_context=trace_context,
             )
             for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
         )
-
-
-def _sampling(request: GenerationFields) -> SamplingParams:
-    # Each prompt is its own request with choice 0, so a seeded one reads the same alone and in a list; unseeded
-    # prompts draw a seed each, lest equal prompts give equal texts.
-    seed = request.seed if request.seed is not None else secrets.randbelow(MAX_SEED + 1)
-    return SamplingParams(request.temperature, max(request.top_k, 0), request.top_p, seed)
 
 
 def _speculation(fields: SpeculationFields) -> SpeculationOptions:

@@ -53,6 +53,10 @@ class TextCodec:
         """Return the ids of a completion prompt, with the special tokens that the tokenizer adds by default."""
         return token_ids(self.backend.encode(text, add_special_tokens=True).ids)
 
+    def encode_word(self, word: str) -> tuple[int, ...]:
+        """Return the ids of a piece of text by itself, without special tokens."""
+        return tuple(self.backend.encode(word, add_special_tokens=False).ids)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
         """Return the ids of a conversation up to where the assistant answers.
 

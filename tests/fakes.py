@@ -5,6 +5,7 @@ workers do and raise at whatever message a real worker could not follow.
 """
 
 import asyncio
+import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -74,6 +75,17 @@ def piece_tokenizer(pieces: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
     tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex("^[0-9]{4}"), ""), decoders.Fuse()])
     return tokenizer
+
+
+def word_tokenizer(words: Sequence[str]) -> TokenizersBackend:
+    """Return a tokenizer of `words` and an end-of-text token; texts are cut into the longest words from the left."""
+    vocabulary = {word: index for index, word in enumerate([END_OF_TEXT, *words])}
+    longest_first = sorted(words, key=len, reverse=True)
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=END_OF_TEXT))
+    pattern = Regex("|".join(map(re.escape, longest_first)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
+    build: Callable[..., TokenizersBackend] = TokenizersBackend
+    return build(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, chat_template=PLAIN_TEMPLATE)
 
 
 def in_blocks(ids: Sequence[int], block: int, finish_reason: FinishReason = FinishReason.LENGTH) -> list[TokenChunk]:
@@ -276,6 +288,7 @@ class ScriptedWorker:
             self.require(item.sequence_id not in followed, "a sequence appears twice in a step")
             self.require(len(item.committed) > 0, "nothing to read")
             self.require((item.sampling is not None) == (item.first_position == 0), "sampling starts a sequence")
+            self.require((item.prompt_tokens > 0) == (item.first_position == 0), "so does the length of its prompt")
             if item.sampling is not None:
                 self.held[item.sequence_id] = HeldSequence(item.sampling)
             held = self.held.get(item.sequence_id)

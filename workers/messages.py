@@ -24,12 +24,40 @@ NO_TOKENS: TokenIds = token_ids([])
 # --- what a client asks for ---------------------------------------------------------------------------------
 
 
+BANNING_BIAS = -100.0
+"""The smallest bias. OpenAI says that it should ban a token; added to a large logit it might not, so it is a ban."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRules:
+    """What happens to single logits before the temperature; each default asks for nothing.
+
+    The ids in `end_token_ids` cannot be drawn before `min_tokens` tokens were generated. `logit_bias` is pairs of a
+    token id, each at most once, and what is added to its logit; -100 (`BANNING_BIAS`) bans the token.
+
+    `repetition_penalty` (above 0) divides the positive logits and multiplies the others of every token of prompt or
+    output so far; `frequency_penalty` is subtracted as often as the token stands in the output, and
+    `presence_penalty` once if it does.
+
+    `bad_words` are token ids, none empty, that the output never holds in a row.
+    """
+
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is drawn from the target's distribution.
 
-    `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 switch those filters off. `seed` (0 to 2**63 - 1) and
-    `choice` (the index among n choices) select the noise of the sequence.
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. `seed` (0 to 2**63 - 1)
+    and `choice` (the index among n choices) select the noise of the sequence. `rules` is None in the common case that
+    there are none: nothing is sent, remembered or computed for them then.
     """
 
     temperature: float = 1.0
@@ -37,15 +65,21 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 0
     choice: int = 0
+    min_p: float = 0.0
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When a sequence ends. Ids in `end_token_ids` (EOS and the like) are counted but never shown."""
+    """When a sequence ends. Ids in `end_token_ids` (EOS and the like) are counted but never shown.
+
+    Nothing but `max_tokens` ends it before it has more than `min_tokens` tokens.
+    """
 
     max_tokens: int
     end_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +172,8 @@ class ProposeItem:
 
     The drafter first forgets its KV entries from `first_position` on, which is the whole of a rollback, then reads
     `committed` (at positions from `first_position`) and drafts `draft_tokens` tokens. 0 drafts means: read only.
-    `sampling` is set when `first_position` is 0 and starts the sequence afresh.
+    `sampling` and `prompt_tokens`, the length of the prompt, are set when `first_position` is 0 and start the sequence
+    afresh; what is read beyond the prompt, in that message or later, is output.
     """
 
     sequence_id: int
@@ -147,6 +182,7 @@ class ProposeItem:
     committed: TokenIds
     draft_tokens: int
     sampling: SamplingParams | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +219,8 @@ class VerifyItem:
 
     The target forgets its KV entries from `first_position` on, reads `committed`, verifies `proposal`, and keeps the
     KV of what it accepted. With `sample` False (all but the last chunk of a prompt) it only reads.
-    `sampling` is set when `first_position` is 0 and starts the sequence afresh.
+    `sampling` and `prompt_tokens`, the length of the prompt, are set when `first_position` is 0 and start the sequence
+    afresh; what is read beyond the prompt, in that message or later, is output.
     """
 
     sequence_id: int
@@ -193,6 +230,7 @@ class VerifyItem:
     proposal: Proposal = NO_PROPOSAL
     sample: bool = True
     sampling: SamplingParams | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -16,7 +17,7 @@ from transformers.generation.logits_process import (
 
 from tests.decoding.goodness import FITS, MISFITS, chi_square_p
 from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens
-from workers.decoding.warping import filter_scores, temperature_scores
+from workers.decoding.warping import drop_improbable_, filter_scores, temperature_scores
 from workers.messages import SamplingParams
 
 LOGITS = torch.tensor([1.0, 0.2, -0.5, 2.0, 0.0, 1.5, -1.0, 0.7, -0.2, 1.2, 0.4, -0.8])
@@ -34,7 +35,8 @@ def warped(logits: torch.Tensor, sampling: SamplingParams) -> npt.NDArray[np.flo
     scaled = logits.double().numpy() / sampling.temperature
     weights = np.exp(scaled - scaled.max())
     best_first = sorted(range(len(weights)), key=lambda token: -weights[token])
-    kept = best_first[: sampling.top_k] if sampling.top_k else best_first
+    probable = [token for token in best_first if weights[token] >= sampling.min_p * weights.max()]
+    kept = probable[: sampling.top_k] if sampling.top_k else probable
     nucleus: list[int] = []
     for token in kept:
         if weights[nucleus].sum() < sampling.top_p * weights[kept].sum():
@@ -53,6 +55,10 @@ def warped(logits: torch.Tensor, sampling: SamplingParams) -> npt.NDArray[np.flo
         SamplingParams(top_k=4),
         SamplingParams(top_p=0.7),
         SamplingParams(temperature=1.7, top_k=6, top_p=0.8),
+        SamplingParams(min_p=0.25),
+        # Min-p after top-p would keep one token more.
+        SamplingParams(temperature=1.3, min_p=0.3, top_p=0.75),
+        SamplingParams(temperature=1.2, min_p=0.2, top_k=6, top_p=0.9),
     ],
     ids=str,
 )
@@ -126,6 +132,7 @@ sampling_params = st.builds(
     temperature=st.sampled_from([0.0, 1e-12, 0.3, 1.0, 1.7]),
     top_k=st.sampled_from([0, 1, 2, 7, 40, 1000]),
     top_p=st.sampled_from([1.0, 0.95, 0.5, 0.1]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1, 1.0]),
     seed=st.integers(0, 2**63 - 1),
     choice=st.integers(0, 3),
 )
@@ -239,3 +246,39 @@ def test_filters_keep_what_those_of_transformers_keep(seed: int, temperature: fl
 
     assert torch.equal(scores.isfinite(), expected.isfinite())
     assert torch.allclose(scores.softmax(-1), expected.softmax(-1), atol=1e-5)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    temperature=st.floats(0.05, 5.0),
+    min_p=st.one_of(st.just(1.0), st.floats(0.001, 0.999)),
+    top_k=st.sampled_from([0, 1, 5, 40]),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_min_p_keeps_what_that_of_transformers_keeps(seed: int, temperature: float, min_p: float, top_k: int) -> None:
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (3, 64)).astype(np.float32))
+    ids = torch.zeros((3, 1), dtype=torch.int64)
+
+    expected = MinPLogitsWarper(min_p)(ids, TemperatureLogitsWarper(temperature)(ids, logits))
+    # With top-k the order does not matter; with top-p it does, and vLLM's is another than that of transformers.
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(ids, expected)
+    scores = temperature_scores(logits, torch.full((3,), temperature))
+    scores = drop_improbable_(scores, torch.full((3,), min_p))
+    scores = filter_scores(scores, torch.full((3,), top_k), torch.ones(3))
+
+    assert torch.equal(scores.isfinite(), expected.isfinite())
+
+
+def test_top_p_counts_only_what_min_p_left() -> None:
+    # 0.5, 0.3, 0.2: min-p 0.5 leaves 0.5 and 0.3, of which 0.5 alone is 62 %.
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+
+    assert set(draw(logits.expand(200, -1), SamplingParams(min_p=0.5, top_p=0.6))) == {0}
+    assert set(draw(logits.expand(200, -1), SamplingParams(top_p=0.6))) == {0, 1}
+
+
+def test_min_p_1_is_greedy_at_any_temperature() -> None:
+    logits = torch.from_numpy(np.random.default_rng(2).normal(0, 1, (200, 50)).astype(np.float32))
+
+    assert draw(logits, SamplingParams(temperature=5.0, min_p=1.0)) == logits.argmax(dim=-1).tolist()

@@ -226,3 +226,45 @@ def test_blocks_do_not_matter_and_nothing_is_shown_that_the_final_text_does_not_
         assert bool(found) is (count == kept and collected[-1].finish_reason is STOP)
         if found:
             assert final == min(found)
+
+
+# --- min_tokens ----------------------------------------------------------------------------------------------
+
+
+def after_at_least(min_tokens: int, blocks: Sequence[Sequence[int]], stop: str, max_tokens: int = 1000) -> StopOutcome:
+    conditions = StopConditions(max_tokens, frozenset({END}), (stop,), min_tokens)
+    checker = StopChecker(conditions, lambda: IncrementalDetokenizer(BYTES))
+    collected = [StopOutcome(0, None, None)]
+    for block in blocks:
+        collected.append(checker.push(token_ids(list(block))))
+        if collected[-1].finish_reason is not None:
+            break
+    return StopOutcome(sum(outcome.kept_tokens for outcome in collected), *_rest(collected[-1]))
+
+
+def _rest(outcome: StopOutcome) -> tuple[int | None, FinishReason | None]:
+    return outcome.visible_characters, outcome.finish_reason
+
+
+@pytest.mark.parametrize("block", [1, 2, 8])
+def test_a_stop_string_that_min_tokens_completes_is_passed_over(block: int) -> None:
+    tokens = ids("ab..cd..ef")
+    blocks = [tokens[start : start + block] for start in range(0, len(tokens), block)]
+
+    assert after_at_least(3, blocks, "..") == StopOutcome(4, 2, STOP)
+    assert after_at_least(4, blocks, "..") == StopOutcome(8, 6, STOP)
+    assert after_at_least(7, blocks, "..") == StopOutcome(8, 6, STOP)
+    assert after_at_least(8, blocks, "..", max_tokens=10) == StopOutcome(10, None, LENGTH)
+    assert after_at_least(10, blocks, "..", max_tokens=10) == StopOutcome(10, None, LENGTH)
+
+
+def test_a_stop_string_may_begin_before_min_tokens_and_end_after_it() -> None:
+    assert after_at_least(2, [ids("aa"), ids("ab")], "aa") == StopOutcome(3, 1, STOP)
+
+
+def test_an_unfinished_character_at_the_end_of_min_tokens_is_not_searched() -> None:
+    cut = ids("b日")[:-1]
+    replaced = "b\N{REPLACEMENT CHARACTER}"
+
+    assert after_at_least(len(cut), [cut], replaced, max_tokens=len(cut)) == StopOutcome(len(cut), None, LENGTH)
+    assert after_at_least(len(cut) - 1, [cut], replaced, max_tokens=len(cut)) == StopOutcome(len(cut), 0, STOP)

@@ -1,38 +1,20 @@
 """Router, drafter and verifier with real tiny models in one process: everything but Ray and HTTP."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.engine.tiny_models import CONTEXT, FAMILIES, TinyModel
+from tests.engine.whole_rounds import InProcessLink, noisy_copy, prompts, registration, request, run_all
 from tests.fakes import byte_tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
-from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
-from workers.messages import (
-    FinishReason,
-    GenerationFailed,
-    GenerationRequest,
-    ProposeRequest,
-    ReleaseRequest,
-    SamplingParams,
-    SpeculationOptions,
-    SpeculationUsage,
-    StopConditions,
-    VerifyRequest,
-    WorkerRegistration,
-    WorkerRequest,
-    WorkerResponse,
-    WorkerRole,
-    WorkerStats,
-    token_ids,
-)
+from workers.messages import FinishReason, GenerationFailed, SamplingParams, SpeculationOptions, WorkerRole
 from workers.router.config import RouterConfig
 from workers.router.router import Router
 
@@ -42,104 +24,6 @@ SAMPLINGS = [
     SamplingParams(temperature=1.0, seed=11),
     SamplingParams(temperature=0.7, top_k=12, top_p=0.9, seed=2**63 - 1),
 ]
-
-
-class InProcessLink:
-    """A link to a real worker in this process."""
-
-    def __init__(self, worker: ModelDrafter | Verifier) -> None:
-        self._worker = worker
-
-    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
-        """Answer as the worker actors do."""
-        await asyncio.sleep(0)
-        match message:
-            case ProposeRequest() if isinstance(self._worker, ModelDrafter):
-                return self._worker.propose(message)
-            case VerifyRequest() if isinstance(self._worker, Verifier):
-                return self._worker.verify(message)
-            case ReleaseRequest(sequence_ids):
-                self._worker.release(sequence_ids)
-                return None
-            case _:
-                return self._worker.stats()
-
-
-def registration(role: WorkerRole, engine: Engine) -> WorkerRegistration:
-    """What the worker actors tell the router."""
-    return WorkerRegistration(
-        f"{role}-0",
-        role,
-        "tiny",
-        (1,),
-        engine.vocabulary_size,
-        engine.context_length,
-        engine.block_tokens,
-        engine.total_blocks,
-    )
-
-
-class Outcome:
-    """What one request gave."""
-
-    def __init__(self, ids: list[int], reason: FinishReason, usage: SpeculationUsage) -> None:
-        self.ids, self.reason, self.usage = ids, reason, usage
-
-
-async def generate(router: Router, request: GenerationRequest) -> Outcome:
-    """Run one request to its end."""
-    ids: list[int] = []
-    async for event in router.generate(request):
-        assert not isinstance(event, GenerationFailed), event
-        ids += event.token_ids.tolist()
-        if event.finish_reason is not None and event.usage is not None:
-            return Outcome(ids, event.finish_reason, event.usage)
-    raise AssertionError("the generation ended without a reason")
-
-
-def run_all(
-    target: Engine, drafter: Engine | None, requests: Sequence[GenerationRequest], config: RouterConfig
-) -> tuple[list[Outcome], list[WorkerStats]]:
-    """Run all requests at once; return their outcomes and both workers' stats afterwards."""
-
-    async def run() -> tuple[list[Outcome], list[WorkerStats]]:
-        tokenizer = byte_tokenizer().backend_tokenizer
-        router = Router(config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()))
-        workers: list[Any] = [Verifier(target)]
-        await router.register(registration(WorkerRole.TARGET, target), InProcessLink(workers[0]))
-        if drafter is not None:
-            workers.append(ModelDrafter(drafter))
-            await router.register(registration(WorkerRole.DRAFT, drafter), InProcessLink(workers[1]))
-        outcomes = await asyncio.gather(*(generate(router, request) for request in requests))
-        await asyncio.sleep(0.05)
-        await router.close()
-        return list(outcomes), [worker.stats() for worker in workers]
-
-    return asyncio.run(asyncio.wait_for(run(), 60))
-
-
-def request(prompt: list[int], sampling: SamplingParams, max_tokens: int = 24, **options: Any) -> GenerationRequest:
-    return GenerationRequest(
-        "request", token_ids(prompt), sampling, StopConditions(max_tokens), SpeculationOptions(**options)
-    )
-
-
-def prompts(count: int) -> list[list[int]]:
-    """Prompts of different lengths."""
-    return [[(7 * index + 3 * position) % 90 + 3 for position in range(3 + 5 * index)] for index in range(count)]
-
-
-def noisy_copy(model: TinyModel, folder: Path, noise: float) -> Path:
-    """The model with slightly other weights: a drafter that is right often but not always."""
-    import copy
-
-    torch.manual_seed(3)
-    other = copy.deepcopy(model.reference)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(torch.randn_like(parameter) * noise)
-    other.save_pretrained(folder)
-    return folder
 
 
 def test_ids_do_not_depend_on_the_drafter_or_its_draft_length(

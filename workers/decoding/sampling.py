@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from workers.decoding.logit_edits import LogitEdits, RuledRun
+from workers.decoding.logit_rules import RuleContext
 from workers.decoding.noise import add_gumbel_noise_, noise_keys
-from workers.decoding.warping import filter_scores, temperature_scores
+from workers.decoding.warping import drop_improbable_, filter_scores, temperature_scores
 from workers.messages import SamplingParams
 
 INVALID_TOKEN = -1
@@ -15,21 +17,24 @@ INVALID_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class PositionRun:
-    """Consecutive positions of one sequence whose tokens are to be drawn."""
+    """Consecutive positions of one sequence whose tokens are to be drawn; `context` is set where there are rules."""
 
     sampling: SamplingParams
     first_position: int
     positions: int
+    context: RuleContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of every row of a batch: tensors [rows], `keys` int32 [rows, 2]."""
+    """Sampling parameters of every row of a batch: tensors [rows], `keys` int32 [rows, 2], and edits of some rows."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     keys: torch.Tensor
+    min_p: torch.Tensor
+    edits: LogitEdits | None = None
 
     @classmethod
     def of_runs(cls, runs: Sequence[PositionRun], device: torch.device | str = "cpu") -> "SamplingRows":
@@ -51,26 +56,51 @@ class SamplingRows:
                 np.repeat([run.sampling.top_p for run in runs], counts), dtype=torch.float32, device=device
             ),
             keys=torch.from_numpy(np.concatenate(keys)).to(device) if keys else torch.empty(0, 2, dtype=torch.int32),
+            min_p=torch.tensor(
+                np.repeat([run.sampling.min_p for run in runs], counts), dtype=torch.float32, device=device
+            ),
+            edits=_edits(runs, device),
         )
 
     def select(self, rows: torch.Tensor) -> "SamplingRows":
-        """Return the rows at the indices `rows` int64 [n]."""
-        return SamplingRows(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.keys[rows])
+        """Return the rows at the indices `rows` int64 [n], without edits."""
+        return SamplingRows(
+            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.keys[rows], self.min_p[rows]
+        )
+
+
+def _edits(runs: Sequence[PositionRun], device: torch.device | str) -> LogitEdits | None:
+    ruled, first_row = [], 0
+    for run in runs:
+        if run.context is not None and run.positions:
+            positions = range(run.first_position, run.first_position + run.positions)
+            ruled.append(RuledRun(first_row, positions, run.context))
+        first_row += run.positions
+    return LogitEdits.of_runs(ruled, device) if ruled else None
 
 
 @torch.inference_mode()
 def draw_tokens(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """Return int64 [rows]: each row's exact sample of its warped distribution, or its argmax at temperature 0.
 
-    `logits` float32 [rows, V] over real token ids only. A row with NaN or +inf gives INVALID_TOKEN, and touches no
-    other row. The draw depends on the row's logits and its key alone.
+    `logits` float32 [rows, V] over real token ids only; they are afterwards what they were. A row with NaN or +inf, or
+    whose rules leave nothing, gives INVALID_TOKEN, and touches no other row. The draw depends on the row's logits,
+    rules and key alone.
     """
+    if rows.edits is None:
+        return _draw(logits, rows)
+    with rows.edits.applied_to(logits):
+        return _draw(logits, rows)
+
+
+def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     best, tokens = logits.max(dim=-1)
-    sampled = (rows.temperature > 0).nonzero(as_tuple=True)[0]
+    valid = best.isfinite()
+    sampled = ((rows.temperature > 0) & valid).nonzero(as_tuple=True)[0]
     if len(sampled):
         chosen = rows.select(sampled)
-        scores = temperature_scores(logits[sampled], chosen.temperature)
+        scores = drop_improbable_(temperature_scores(logits[sampled], chosen.temperature), chosen.min_p)
         if bool(((chosen.top_k > 0) | (chosen.top_p < 1)).any()):
             scores = filter_scores(scores, chosen.top_k, chosen.top_p)
         tokens[sampled] = add_gumbel_noise_(scores, chosen.keys).argmax(dim=-1)
-    return tokens.masked_fill_(~best.isfinite(), INVALID_TOKEN)
+    return tokens.masked_fill_(~valid, INVALID_TOKEN)

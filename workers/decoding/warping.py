@@ -1,8 +1,9 @@
 """Warping: from logits to the scores of the distribution that a request asked for.
 
-Order and meaning are those of transformers and vLLM: temperature, then top-k, then top-p on what top-k left. Both
-filters keep every token that ties with the last one kept, so the result depends on the logits alone and not on
-how a sort orders equal values.
+Order and meaning are those of vLLM (V1, vllm/v1/sample/sampler.py, `Sampler.sample`): temperature, then min-p, then
+top-k, then top-p on what the other two left. transformers has min-p last, so that its top-p counts the tokens that
+min-p removes; the rest is the same there. All filters keep every token that ties with the last one kept, so the
+result depends on the logits alone and not on how a sort orders equal values.
 """
 
 import torch
@@ -19,6 +20,19 @@ def temperature_scores(logits: torch.Tensor, temperature: torch.Tensor) -> torch
     return shifted.div_(temperature.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1))
 
 
+def drop_improbable_(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Set scores to -inf, in place, of tokens less probable than `min_p` times the most probable one; return them.
+
+    `scores` float32 [rows, V], the largest of each row being 0; `min_p` float32 [rows], 0 to 1, 0 for off. The most
+    probable token remains (Nguyen et al. 2024, "Min-p sampling", section 3).
+    """
+    rows = (min_p > 0).nonzero(as_tuple=True)[0]
+    if len(rows):
+        chosen = scores[rows]
+        scores[rows] = chosen.masked_fill_(chosen < min_p[rows].log().unsqueeze(-1), -torch.inf)
+    return scores
+
+
 # Most rows keep few tokens: look at this many of the largest first, then at eight times as many, and so on.
 _FIRST_WIDTH = 128
 _WIDENING = 8
@@ -27,8 +41,9 @@ _WIDENING = 8
 def filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return `scores` with -inf where top-k or top-p removes a token.
 
-    `scores` float32 [rows, V], the largest of each row being 0; `top_k` int64 [rows], 0 for off; `top_p` float32
-    [rows], 1 for off. At least one token per row remains. A row's result does not depend on the other rows.
+    `scores` float32 [rows, V], the largest of each row being 0, min-p having been there already; `top_k` int64 [rows],
+    0 for off; `top_p` float32 [rows], 1 for off. At least one token per row remains. A row's result does not depend on
+    the other rows.
     """
     vocabulary = scores.shape[-1]
     kept = torch.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens
+from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, draw_tokens
 from workers.drafters.base import DrafterLimits
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
@@ -70,11 +70,11 @@ class ModelDrafter:
         ]
         drafting = [item for item in items if item.draft_tokens > 0]
         while inputs:
-            logits = self._engine.forward(inputs)
+            logits = self._followed.read(inputs)
             if not drafting:
                 break
             runs = [
-                PositionRun(self._followed.sampling(item.sequence_id), self._next_position(item, chains), 1)
+                self._followed.run(item.sequence_id, self._next_position(item, chains), positions=1)
                 for item in drafting
             ]
             drawn = draw_tokens(logits, SamplingRows.of_runs(runs, device=logits.device)).tolist()

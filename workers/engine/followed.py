@@ -1,41 +1,79 @@
 """The sequences a worker follows: who they are, how they sample, and whether a message continues them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
+import torch
+
+from workers.decoding.logit_rules import CompiledRules, RuleContext
+from workers.decoding.sampling import PositionRun
 from workers.engine.engine import Engine
+from workers.engine.step import StepInput
+from workers.engine.token_history import TokenHistory
 from workers.messages import ProposeItem, SamplingParams, VerifyItem, WorkerStats
 
 
+@dataclass(slots=True)
+class _Followed:
+    """A sequence; `history` is kept only where rules look at it."""
+
+    sampling: SamplingParams
+    prompt_tokens: int
+    rules: CompiledRules | None
+    history: TokenHistory = field(default_factory=TokenHistory)
+
+
 class FollowedSequences:
-    """Keeps sampling parameters beside the engine's KV cache, both keyed by sequence id."""
+    """Keeps sampling parameters, and history for their rules, beside the engine's KV cache; all by sequence id."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._sampling: dict[int, SamplingParams] = {}
+        self._sequences: dict[int, _Followed] = {}
 
     def accept(self, item: ProposeItem | VerifyItem) -> bool:
         """Start the sequence if the item says so; return False if it continues one that is not known here."""
         if item.sampling is not None:
             self._engine.start(item.sequence_id)
-            self._sampling[item.sequence_id] = item.sampling
+            rules = None if item.sampling.rules is None else CompiledRules.of(item.sampling.rules)
+            self._sequences[item.sequence_id] = _Followed(item.sampling, item.prompt_tokens, rules)
             return True
         length = self._engine.length(item.sequence_id)
         return length is not None and length >= item.first_position
 
-    def sampling(self, sequence_id: int) -> SamplingParams:
-        """Return the parameters that the sequence was started with."""
-        return self._sampling[sequence_id]
+    def read(self, inputs: Sequence[StepInput]) -> torch.Tensor:
+        """Let the engine read `inputs` and return its logits; see `Engine.forward`.
+
+        The history follows the KV cache: it is cut back to each input's first position, then grows by its tokens.
+        """
+        logits = self._engine.forward(inputs)
+        for item in inputs:
+            followed = self._sequences[item.sequence_id]
+            if followed.rules is not None:
+                followed.history.write(item.first_position, item.token_ids)
+        return logits
+
+    def run(self, sequence_id: int, first_position: int, positions: int) -> PositionRun:
+        """Return what is needed to draw tokens for `positions` positions, those before them having been read."""
+        followed = self._sequences[sequence_id]
+        context = None
+        if followed.rules is not None:
+            context = RuleContext(followed.rules, followed.history.tokens, followed.prompt_tokens)
+        return PositionRun(followed.sampling, first_position, positions, context)
+
+    def has_rules(self, sequence_id: int) -> bool:
+        """Whether the sequence was started with logit rules."""
+        return self._sequences[sequence_id].rules is not None
 
     def release(self, sequence_ids: Iterable[int] | None) -> None:
         """Forget these sequences (None: all) and free their KV blocks."""
         if sequence_ids is None:
             self._engine.release(None)
-            self._sampling.clear()
+            self._sequences.clear()
             return
         released = tuple(sequence_ids)
         self._engine.release(released)
         for sequence_id in released:
-            self._sampling.pop(sequence_id, None)
+            self._sequences.pop(sequence_id, None)
 
     def stats(self) -> WorkerStats:
         """Return the current KV accounting."""

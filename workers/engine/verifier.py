@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens
+from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, draw_tokens
 from workers.decoding.verification import verify_chain
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
@@ -43,7 +43,7 @@ class Verifier:
 
     def _draw(self, items: list[VerifyItem]) -> dict[int, TokenIds]:
         """Return per sequence the target's draws at the k + 1 positions of its chain; none where it only reads."""
-        logits = self._engine.forward(
+        logits = self._followed.read(
             [
                 StepInput(
                     item.sequence_id,
@@ -55,10 +55,7 @@ class Verifier:
             ]
         )
         rows = SamplingRows.of_runs(
-            [
-                PositionRun(self._followed.sampling(item.sequence_id), _next_position(item), _rows(item))
-                for item in items
-            ],
+            [self._followed.run(item.sequence_id, _next_position(item), _rows(item)) for item in items],
             device=logits.device,
         )
         tokens = draw_tokens(logits, rows).to("cpu").numpy().astype(np.int32)
@@ -70,10 +67,15 @@ class Verifier:
             return VerifiedItem(item.sequence_id, item.epoch)
         outcome = verify_chain(drawn, item.proposal.token_ids)
         if INVALID_TOKEN in outcome.token_ids:
-            fault = "the target's logits are not finite for this sequence"
-            return VerifiedItem(item.sequence_id, item.epoch, fault=fault)
+            return VerifiedItem(item.sequence_id, item.epoch, fault=self._fault(item.sequence_id))
         self._engine.truncate(item.sequence_id, _next_position(item) + outcome.accepted)
         return VerifiedItem(item.sequence_id, item.epoch, outcome.accepted, outcome.token_ids)
+
+    def _fault(self, sequence_id: int) -> str:
+        """Say why no token could be drawn."""
+        if self._followed.has_rules(sequence_id):
+            return "no token can be drawn: the request's options ban all of them, or the target's logits are not finite"
+        return "the target's logits are not finite for this sequence"
 
 
 def _rows(item: VerifyItem) -> int:

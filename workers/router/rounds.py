@@ -90,6 +90,7 @@ def propose_items(
                 sequence.tokens(start, end),
                 draft_tokens,
                 sampling=sequence.request.sampling if start == 0 else None,
+                prompt_tokens=len(sequence.request.prompt) if start == 0 else 0,
             )
         )
     return {worker_id: ProposeRequest(tuple(items)) for worker_id, items in requests.items()}
@@ -122,6 +123,7 @@ def verify_request(planned: Iterable[PlannedSequence], proposals: Mapping[int, P
                 proposals.get(sequence.sequence_id, NO_PROPOSAL) if plan.samples else NO_PROPOSAL,
                 sample=plan.samples,
                 sampling=sequence.request.sampling if start == 0 else None,
+                prompt_tokens=len(sequence.request.prompt) if start == 0 else 0,
             )
         )
     return VerifyRequest(tuple(items))

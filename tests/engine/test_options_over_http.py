@@ -1,0 +1,165 @@
+"""Sampling options from the HTTP request to the text: the whole application in one process, without Ray."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from transformers import LlamaConfig
+
+from deployments.http_app import ServingLimits, create_app
+from deployments.text import TextCodec
+from tests.deployments.helpers import CHAT, COMPLETIONS, error_of, events_of, streamed_text
+from tests.engine.tiny_models import TinyModel, save_model
+from tests.engine.whole_rounds import InProcessLink, noisy_copy, registration
+from tests.fakes import byte_tokenizer
+from workers.decoding.detokenizer import IncrementalDetokenizer
+from workers.drafters.model_drafter import ModelDrafter
+from workers.engine.engine import Engine
+from workers.engine.verifier import Verifier
+from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRole
+from workers.router.config import RouterConfig
+from workers.router.router import Router
+
+K = 5
+PROMPT = "The sky"
+
+
+class InProcessService:
+    """The router and its workers as the ingress sees them; they start in the event loop of the first request."""
+
+    def __init__(self, target: Engine, drafter: Engine, codec: TextCodec) -> None:
+        self._target, self._drafter = target, drafter
+        self._router = Router(
+            RouterConfig(max_draft_tokens=K), lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist())
+        )
+        self._started = False
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """See `GenerationService.generate`."""
+        if not self._started:
+            self._started = True
+            router, target, drafter = self._router, self._target, self._drafter
+            await router.register(registration(WorkerRole.TARGET, target), InProcessLink(Verifier(target)))
+            await router.register(registration(WorkerRole.DRAFT, drafter), InProcessLink(ModelDrafter(drafter)))
+        async for event in self._router.generate(request):
+            yield event
+
+    async def status(self, with_worker_stats: bool = False) -> RouterStatus:
+        """See `GenerationService.status`."""
+        return await self._router.status(with_worker_stats)
+
+
+@pytest.fixture(scope="module")
+def byte_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """A tiny model over the byte tokenizer, with padded embeddings."""
+    folder = tmp_path_factory.mktemp("bytes")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=264, max_position_embeddings=160, bos_token_id=0, eos_token_id=0, **sizes)
+    model = save_model(config, folder)
+    byte_tokenizer().save_pretrained(folder)
+    return TinyModel(folder, model)
+
+
+@pytest.fixture
+def client(byte_llama: TinyModel, load_engine: Callable[..., Engine], tmp_path: Path) -> Iterator[TestClient]:
+    """The application over a drafter that is right often but not always."""
+    codec = TextCodec.load(str(byte_llama.folder))
+    drafter = noisy_copy(byte_llama, tmp_path / "drafter", 0.02)
+    byte_tokenizer().save_pretrained(drafter)
+    service = InProcessService(load_engine(byte_llama.folder), load_engine(drafter), codec)
+    limits = ServingLimits("tiny", 160, codec.vocabulary_size, drafter_names=("tiny",), max_draft_tokens=K)
+    with TestClient(create_app(service, codec, limits)) as client:
+        yield client
+
+
+def complete(client: TestClient, **options: Any) -> dict[str, Any]:
+    """A completion, which must be the same with and without drafts, streamed or not."""
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "return_token_ids": True, **options}
+    drafted = client.post(COMPLETIONS, json=body).json()
+    plain = client.post(COMPLETIONS, json={**body, "speculation": {"enabled": False}}).json()
+    assert drafted["usage"]["speculation"]["draft_tokens"] > 0 or drafted["usage"]["completion_tokens"] < 2
+    assert drafted["choices"] == plain["choices"]
+    events = events_of(client.post(COMPLETIONS, json={**body, "stream": True}).text)
+    assert streamed_text(events) == drafted["choices"][0]["text"]
+    choice: dict[str, Any] = drafted["choices"][0]
+    assert drafted["usage"]["completion_tokens"] == len(choice["token_ids"])
+    return choice
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"frequency_penalty": 1.5},
+        {"presence_penalty": 2},
+        {"repetition_penalty": 1.3},
+        {"bad_words": ["x", "e ", "no way"]},
+        {"min_p": 0.2},
+        {"min_tokens": 12, "stop": ["a", "e", "i"]},
+        {"min_tokens": 12, "stop_token_ids": list(range(0, 200, 3))},
+        {"frequency_penalty": 1.5, "repetition_penalty": 1.3, "min_p": 0.1, "logit_bias": {"9": 4, "70": -100}},
+    ],
+    ids=str,
+)
+def test_every_option_gives_the_same_answer_with_and_without_drafts(
+    client: TestClient, options: dict[str, Any], temperature: float
+) -> None:
+    complete(client, **options, temperature=temperature, seed=3)
+
+
+def test_a_stop_token_inside_a_block_ends_there_and_is_not_shown(client: TestClient) -> None:
+    reference = complete(client)
+    third = reference["token_ids"][2]
+    stopped = complete(client, stop_token_ids=[third])
+    first = reference["token_ids"].index(third)
+    assert stopped["token_ids"] == reference["token_ids"][: first + 1]
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == byte_tokenizer().decode(reference["token_ids"][:first])
+    assert third not in complete(client, stop_token_ids=[third], min_tokens=20)["token_ids"][:20]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_banned_tokens_and_words_never_appear(client: TestClient, temperature: float) -> None:
+    reference = complete(client, temperature=temperature, seed=5)
+    token = reference["token_ids"][0]
+    biased = complete(client, temperature=temperature, seed=5, logit_bias={str(token): -100})
+    assert token not in biased["token_ids"]
+    word = next(character for character in reference["text"] if character.isascii() and character.isprintable())
+    assert word not in complete(client, temperature=temperature, seed=5, bad_words=[word])["text"]
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 13))
+def test_exactly_the_budget_is_delivered_where_eos_is_ignored(client: TestClient, max_tokens: int) -> None:
+    favoured = {"0": 100}
+    ignoring = complete(client, max_tokens=max_tokens, ignore_eos=True, logit_bias=favoured)
+    assert ignoring["token_ids"] == [0] * max_tokens and ignoring["finish_reason"] == "length"
+    ending = complete(client, max_tokens=max_tokens, logit_bias=favoured)
+    assert ending["token_ids"] == [0] and ending["finish_reason"] == "stop" and ending["text"] == ""
+    waiting = complete(client, max_tokens=max_tokens, min_tokens=max_tokens - 1, logit_bias=favoured)
+    assert waiting["token_ids"].index(0) == len(waiting["token_ids"]) - 1 == max_tokens - 1
+
+
+def test_ids_out_of_range_are_refused_and_a_neighbour_is_not_touched(client: TestClient) -> None:
+    before = complete(client)
+    for options in (
+        {"stop_token_ids": [999999], "min_tokens": 2},
+        {"logit_bias": {"999999": 5}},
+        {"logit_bias": {"abc": 1}},
+        # Padding of the embedding: the tokenizer has 257 ids.
+        {"logit_bias": {"260": 100}},
+        {"stop_token_ids": [257]},
+    ):
+        error_of(client.post(COMPLETIONS, json={"prompt": PROMPT, **options}))
+        messages = [{"role": "user", "content": PROMPT}]
+        error_of(client.post(CHAT, json={"messages": messages, "stream": True, **options}))
+    assert complete(client) == before
+
+
+def test_options_that_leave_no_token_end_with_an_error(client: TestClient) -> None:
+    everything = {str(token): -100 for token in range(257)}
+    answer = client.post(COMPLETIONS, json={"prompt": PROMPT, "logit_bias": everything})
+    assert "ban all of them" in error_of(answer, 500)["message"]
+    assert client.get("/health").status_code == 200
+    complete(client)
