@@ -25,6 +25,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
+PLAIN_WIDTH = 130
 
 
 # --- a service in its own processes -------------------------------------------------------------------------
@@ -135,7 +136,9 @@ def report(name: str, rows: Sequence[Row]) -> None:
     table = Table("case", "value", "unit", "bound", "ratio", title=f"{name}  ({machine()})")
     for row in rows:
         table.add_row(row.case, f"{row.value:,.3f}", row.unit, _shown(row.bound), _shown(row.ratio))
-    Console().print(table)
+    # A pipe has no width of its own, and a wrapped table cannot be read.
+    console = Console()
+    (console if console.is_terminal else Console(width=PLAIN_WIDTH)).print(table)
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     content = {

@@ -1,6 +1,6 @@
 """The embedded pair through HTTP: speed with and without speculation, and where the time of a round goes.
 
-`make bench BENCH=pair` (about four minutes), `QUICK=1` for one minute.
+`make bench BENCH=pair` (about six minutes), `QUICK=1` for two.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    prompts = held_out_prompts(16 if quick else 32)
+    prompts = held_out_prompts(16)
     with running_service(tiny_pair_config()) as service:
         run_load(service, [completion_body(prompt, GREEDY, True, 16) for prompt in prompts[:8]], concurrency=4)
         report("pair", list(measure(service, prompts, repeats=1 if quick else 3, max_tokens=64)))
