@@ -44,6 +44,8 @@ def _serve(config_path: Path, port: int | None, host: str | None) -> None:
     """Check, start, announce, wait for the end. Heavy modules are imported step by step, so that progress shows."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _raise_interrupt)
+    # A shell that starts programs in the background tells them to ignore Ctrl-C; whoever sends it here means it.
+    signal.signal(signal.SIGINT, _raise_interrupt)
     with contextlib.ExitStack() as cluster:
         with _progress() as step:
             step("Checking configuration and models")

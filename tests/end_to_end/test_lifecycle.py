@@ -124,20 +124,25 @@ def test_a_prompt_over_the_context_is_refused_before_a_stream_opens(service: Ser
     assert all(number in answer.json()["error"]["message"] for number in ("1024", "1020", "60"))
 
 
-def test_the_death_of_the_drafter_changes_no_text_and_drafting_returns(service: Service, prompts: list[str]) -> None:
-    request = body(prompts[1], SEEDED, max_tokens=300)
-    undisturbed = ids_of(ask_all(service, [request])[0])
+def ids_while_killing(service: Service, request: dict[str, Any], role: str) -> list[int]:
+    """Stream a request and kill the first process of a role as soon as there are tokens; return all ids."""
 
-    async def killed_midway() -> list[int]:
+    async def run() -> list[int]:
         ids: list[int] = []
         async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT) as client:
             async for chunk in stream(client, request):
                 if not ids:
-                    os.kill(workers_of(service, "draft")[0]["registration"]["process_ids"][0], signal.SIGKILL)
+                    os.kill(workers_of(service, role)[0]["registration"]["process_ids"][0], signal.SIGKILL)
                 ids += chunk["choices"][0]["token_ids"]
         return ids
 
-    assert asyncio.run(killed_midway()) == undisturbed
+    return asyncio.run(run())
+
+
+def test_the_death_of_the_drafter_changes_no_text_and_drafting_returns(service: Service, prompts: list[str]) -> None:
+    request = body(prompts[1], SEEDED, max_tokens=300)
+    undisturbed = ids_of(ask_all(service, [request])[0])
+    assert ids_while_killing(service, request, "draft") == undisturbed
     wait_until(lambda: bool(workers_of(service, "draft")))
     again = ask_all(service, [request])[0]
     assert ids_of(again) == undisturbed
@@ -147,17 +152,7 @@ def test_the_death_of_the_drafter_changes_no_text_and_drafting_returns(service: 
 def test_the_death_of_the_target_resumes_the_same_text_on_its_successor(service: Service, prompts: list[str]) -> None:
     request = body(prompts[2], SEEDED, max_tokens=300)
     undisturbed = ids_of(ask_all(service, [request])[0])
-
-    async def killed_midway() -> list[int]:
-        ids: list[int] = []
-        async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT) as client:
-            async for chunk in stream(client, request):
-                if not ids:
-                    os.kill(workers_of(service, "target")[0]["registration"]["process_ids"][0], signal.SIGKILL)
-                ids += chunk["choices"][0]["token_ids"]
-        return ids
-
-    assert asyncio.run(killed_midway()) == undisturbed
+    assert ids_while_killing(service, request, "target") == undisturbed
     wait_until(lambda: is_idle(service))
 
 

@@ -104,9 +104,10 @@ def test_a_request_may_switch_speculation_off_or_shorten_it(load_engine: LoadEng
     assert outcomes[3].usage.fallback_rounds > 0
 
 
-def test_logits_that_are_not_finite_end_their_sequence_alone(load_engine: LoadEngine, tiny_llama: TinyModel) -> None:
-    target = load_engine()
-    poisoned = 5
+def test_logits_that_are_not_finite_end_their_sequence_alone_and_leave_nothing_in_the_blocks_it_had(
+    load_engine: LoadEngine,
+) -> None:
+    target, poisoned = load_engine(), 5
     with torch.no_grad():
         target._loaded.model.get_input_embeddings().weight[poisoned] = torch.nan  # type: ignore[operator]
 
@@ -118,11 +119,12 @@ def test_logits_that_are_not_finite_end_their_sequence_alone(load_engine: LoadEn
         async def last_event(prompt: list[int]) -> object:
             return [event async for event in router.generate(request(prompt, SAMPLINGS[0], 4))][-1]
 
-        events = await asyncio.gather(last_event([3, poisoned]), last_event([3, 4]))
+        events = await asyncio.gather(last_event([3] * 20 + [poisoned] * 8), last_event([3, 4]))
+        events += [await last_event([3, 4]) for _ in range(3)]
         await router.close()
         return list(events)
 
-    bad, good = asyncio.run(asyncio.wait_for(run(), 30))
+    bad, *good = asyncio.run(asyncio.wait_for(run(), 30))
     assert isinstance(bad, GenerationFailed)
     assert "not finite" in bad.message
-    assert not isinstance(good, GenerationFailed)
+    assert not any(isinstance(event, GenerationFailed) for event in good)

@@ -43,8 +43,8 @@ def paged_attention(
             raise NotImplementedError(f"attention with {name} is not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = step.pool.keys[layer], step.pool.values[layer]
-    keys.index_copy_(0, step.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, step.slots, value[0].transpose(0, 1))
+    for states, new in ((keys, key), (values, value)):
+        step.pool.write_(states, step.slots, step.entered_blocks, new[0].transpose(0, 1))
     outputs = [_attend(group, query[0], keys, values, scaling, sliding_window) for group in step.groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output.unsqueeze(0), None

@@ -10,17 +10,23 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
 
+# Block tables of unequal length are padded with this one. It belongs to nobody and stays zero: masked slots are read
+# all the same, and NaN in another sequence's block would spoil the row.
+PADDING_BLOCK = 0
+
+
 class BlockPool:
-    """Hands out block numbers from 0 to `total_blocks` - 1; it knows nothing of tensors."""
+    """Hands out block numbers from 1 to `total_blocks`; it knows nothing of tensors."""
 
     def __init__(self, total_blocks: int) -> None:
-        self._free = list(range(total_blocks - 1, -1, -1))
-        self._in_use = bytearray(total_blocks)
+        self._total_blocks = total_blocks
+        self._free = list(range(total_blocks, PADDING_BLOCK, -1))
+        self._in_use = bytearray(total_blocks + 1)
 
     @property
     def total_blocks(self) -> int:
         """How many blocks there are."""
-        return len(self._in_use)
+        return self._total_blocks
 
     @property
     def free_blocks(self) -> int:

@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from workers.engine.block_pool import BlockPool, blocks_for
+from workers.engine.block_pool import PADDING_BLOCK, BlockPool, blocks_for
 from workers.engine.config import EngineConfig
 from workers.engine.groups import prepare_step
 from workers.engine.kv_pool import KVPool, affordable_blocks
@@ -227,7 +227,7 @@ class Engine:
 
     def _try_out(self, model: str) -> None:
         """Run one token through the model, on all ranks alike, so that what cannot work is refused at start-up."""
-        step = pack_step([StepInput(0, 0, token_ids([0]), 1)], [[0]])
+        step = pack_step([StepInput(0, 0, token_ids([0]), 1)], [[PADDING_BLOCK + 1]])
         try:
             logits = self.execute(step)
         except (RuntimeError, TypeError) as error:

@@ -75,6 +75,7 @@ class StepMetadata:
     token_ids: torch.Tensor  # int64 [1, N]
     position_ids: torch.Tensor  # int64 [1, N]
     slots: torch.Tensor  # int64 [N], where the new keys and values go
+    entered_blocks: torch.Tensor  # int64 [E], blocks whose first slot is written in this step
     logit_rows: torch.Tensor  # int64 [R]
     groups: tuple[AttentionGroup, ...]
 
@@ -104,7 +105,9 @@ def prepare_step(step: PackedStep, pool: KVPool, device: torch.device) -> StepMe
     sequence_of = np.repeat(np.arange(len(step.new_tokens)), step.new_tokens)
     block = step.block_tables[sequence_of, step.positions // pool.block_tokens].astype(np.int64)
     slots = block * pool.block_tokens + step.positions % pool.block_tokens
-    arrays: list[npt.NDArray[np.integer]] = [step.token_ids, step.positions, slots, step.logit_rows]
+    entered = block[step.positions % pool.block_tokens == 0]
+    arrays: list[npt.NDArray[np.integer]] = [step.token_ids, step.positions, slots, entered, step.logit_rows]
+    shared = len(arrays)
     layouts = [
         _lay_out(step, starts, first, end, pool.block_tokens)
         for first, end in group_bounds(step.new_tokens.tolist(), step.context_lengths.tolist())
@@ -113,8 +116,13 @@ def prepare_step(step: PackedStep, pool: KVPool, device: torch.device) -> StepMe
         arrays += [layout.tables, layout.positions, layout.padded_rows, layout.kept_rows]
     packed = np.concatenate([array.ravel() for array in arrays]).astype(np.int64, copy=False)
     parts = _split(torch.from_numpy(packed).to(device), [array.size for array in arrays])
-    groups = tuple(layout.group(parts[4 + 4 * index : 8 + 4 * index]) for index, layout in enumerate(layouts))
-    return StepMetadata(pool, parts[0].unsqueeze(0), parts[1].unsqueeze(0), parts[2], parts[3], groups)
+    groups = tuple(
+        layout.group(parts[shared + 4 * index : shared + 4 + 4 * index]) for index, layout in enumerate(layouts)
+    )
+    token_ids, positions, slots_there, entered_there, logit_rows = parts[:shared]
+    return StepMetadata(
+        pool, token_ids.unsqueeze(0), positions.unsqueeze(0), slots_there, entered_there, logit_rows, groups
+    )
 
 
 def _split(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -25,7 +25,10 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """Keys and values of all blocks: per layer one tensor [total_blocks * block_tokens, kv_heads, head_dim] each."""
+    """Keys and values of all blocks: per layer one tensor each, [(total_blocks + 1) * block_tokens, kv_heads, head_dim].
+
+    The block beyond the total is `PADDING_BLOCK`.
+    """
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
@@ -33,13 +36,25 @@ class KVPool:
 
     @classmethod
     def create(cls, shape: KVShape, total_blocks: int, block_tokens: int, device: torch.device) -> "KVPool":
-        """Allocate the pool. It starts as zeros, because a masked slot that holds NaN would spoil its row."""
-        size = (total_blocks * block_tokens, shape.kv_heads, shape.head_dim)
+        """Allocate `total_blocks` and the padding block, all zeros."""
+        size = ((total_blocks + 1) * block_tokens, shape.kv_heads, shape.head_dim)
 
         def tensors() -> tuple[torch.Tensor, ...]:
             return tuple(torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers))
 
         return cls(tensors(), tensors(), block_tokens)
+
+    def write_(
+        self, states: torch.Tensor, slots: torch.Tensor, entered_blocks: torch.Tensor, new: torch.Tensor
+    ) -> None:
+        """Write `new` [N, kv_heads, head_dim] to `slots` int64 [N] of `states`, one of this pool's tensors.
+
+        A block that is entered is zeroed first: whoever had it before may have left NaN in slots that are masked for
+        now, and 0 times NaN is NaN.
+        """
+        if len(entered_blocks):
+            states.view(-1, self.block_tokens * states[0].numel()).index_fill_(0, entered_blocks, 0.0)
+        states.index_copy_(0, slots, new)
 
 
 def affordable_blocks(shape: KVShape, kv_cache_gib: float, block_tokens: int, context_length: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from workers.engine.block_pool import PADDING_BLOCK
 from workers.messages import TokenIds
 
 Int32Array = npt.NDArray[np.int32]
@@ -83,7 +84,7 @@ def pack_step(inputs: Sequence[StepInput], block_tables: Sequence[Sequence[int]]
     ends = np.cumsum(new_tokens, dtype=np.int32)
     first_positions = np.array([inputs[index].first_position for index in order], dtype=np.int32)
     shifts = first_positions - (ends - new_tokens)  # position minus packed row, constant within a sequence
-    tables = np.zeros((len(inputs), max(len(table) for table in block_tables)), dtype=np.int32)
+    tables = np.full((len(inputs), max(len(table) for table in block_tables)), PADDING_BLOCK, dtype=np.int32)
     rows_of: list[Int32Array] = [ends[:0]] * len(inputs)
     for packed, index in enumerate(order):
         tables[packed, : len(block_tables[index])] = block_tables[index]
