@@ -25,9 +25,10 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """Keys and values of all blocks: per layer one tensor each, [(total_blocks + 1) * block_tokens, kv_heads, head_dim].
+    """Keys and values of all blocks.
 
-    The block beyond the total is `PADDING_BLOCK`.
+    Per layer one tensor each, [(total_blocks + 1) * block_tokens, kv_heads, head_dim]; the first block is
+    `PADDING_BLOCK`, which nobody owns.
     """
 
     keys: tuple[torch.Tensor, ...]
