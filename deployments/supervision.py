@@ -85,7 +85,6 @@ class Supervisor:
         while True:
             try:
                 if self._worker is None:
-                    self._failed_starts += 1
                     self._worker = await self._start()
                     self._failed_starts = 0
                     logger.info("worker %s replaces a dead one", self._worker.registration.worker_id)
@@ -93,7 +92,8 @@ class Supervisor:
             except asyncio.CancelledError:
                 raise
             except Exception:
-                logger.exception("the worker could not be started")
+                self._failed_starts += self._worker is None
+                logger.exception("the worker could not be %s", "started" if self._worker is None else "registered")
                 await asyncio.sleep(RESTART_PAUSE_S)
 
     async def _watch(self, worker: StartedWorker) -> None:

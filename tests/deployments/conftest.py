@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from deployments.http_app import ServingLimits, create_app
 from deployments.text import TextCodec
-from tests.deployments.helpers import LIMITS, wait_until
+from tests.deployments.helpers import LIMITS, SOME, says, wait_until
 from tests.fakes import ScriptedService, byte_tokenizer
 
 
@@ -28,6 +28,17 @@ def client_of(codec: TextCodec) -> Callable[..., TestClient]:
         return TestClient(create_app(service, codec, limits), raise_server_exceptions=False)
 
     return make
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    """A service that answers every request with the ids SOME."""
+    return ScriptedService(says(SOME))
+
+
+@pytest.fixture
+def client(client_of: Callable[..., TestClient], service: ScriptedService) -> TestClient:
+    return client_of(service)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from workers.messages import FinishReason, GenerationRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+SOME = [70, 71, 72]
 LIMITS = ServingLimits(
     served_model_name="tiny",
     context_length=64,

@@ -6,23 +6,12 @@ from typing import Any
 import pytest
 
 from deployments.text import TextCodec
-from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, LIMITS, error_of, events_of, says
+from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, LIMITS, SOME, error_of, events_of, says
 from tests.fakes import ScriptedService
 from workers.messages import SpeculationOptions
 
 Clients = Callable[..., Any]
 USER = {"role": "user", "content": "hi"}
-SOME = [70, 71, 72]
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService(says(SOME))
-
-
-@pytest.fixture
-def client(client_of: Clients, service: ScriptedService) -> Any:
-    return client_of(service)
 
 
 def text_part(text: str) -> dict[str, str]:

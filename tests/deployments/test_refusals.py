@@ -4,22 +4,11 @@ from typing import Any
 import pytest
 
 from deployments.text import TextCodec
-from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, error_of, says
+from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, error_of
 from tests.fakes import ScriptedService, byte_tokenizer
 
 Clients = Callable[..., Any]
 USER = {"role": "user", "content": "hi"}
-SOME = [70, 71, 72]
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService(says(SOME))
-
-
-@pytest.fixture
-def client(client_of: Clients, service: ScriptedService) -> Any:
-    return client_of(service)
 
 
 def alive(client: Any) -> bool:

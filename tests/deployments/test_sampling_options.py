@@ -11,17 +11,6 @@ from tests.fakes import ScriptedService, byte_tokenizer, word_tokenizer
 from workers.messages import FinishReason, LogitRules
 
 Clients = Callable[..., Any]
-SOME = [70, 71, 72]
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService(says(SOME))
-
-
-@pytest.fixture
-def client(client_of: Clients, service: ScriptedService) -> Any:
-    return client_of(service)
 
 
 def asked_by(client: Any, service: ScriptedService, **options: Any) -> Any:
