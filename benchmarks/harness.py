@@ -70,8 +70,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running_service(config: dict[str, Any]) -> Iterator[Service]:
-    """Run `leadout serve` with `config` until the block ends, with a Ray of its own; leave no process behind."""
+def running_service(config: dict[str, Any], with_drafters: bool = True) -> Iterator[Service]:
+    """Run `leadout serve` with `config` until the block ends, with a Ray of its own; leave no process behind.
+
+    The block begins when /ready answers, which takes a target, and unless told otherwise when all drafters are there.
+    """
     # Ray puts sockets below this folder, whose paths may not exceed 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="lo-", dir="/tmp"))
     path, log, port = folder / "serve.yaml", folder / "serve.log", free_port()
@@ -88,6 +91,8 @@ def running_service(config: dict[str, Any]) -> Iterator[Service]:
     service = Service(f"http://127.0.0.1:{port}", process, log)
     try:
         _wait_until_ready(service)
+        if with_drafters:
+            _wait_for_drafters(service, config["applications"][0]["args"]["drafters"])
         yield service
     finally:
         stop(process)
@@ -115,6 +120,17 @@ def _wait_until_ready(service: Service) -> None:
                 return
         time.sleep(0.2)
     raise RuntimeError(f"leadout serve was not ready after {START_TIMEOUT_S:g} s:\n{service.log.read_text()}")
+
+
+def _wait_for_drafters(service: Service, sections: list[dict[str, Any]]) -> None:
+    expected = sum(section.get("replicas", 1) for section in sections)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        roles = [entry["registration"]["role"] for entry in service.status()["workers"]]
+        if roles.count("draft") >= expected:
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"{expected} drafters were not there after {START_TIMEOUT_S:g} s:\n{service.log.read_text()}")
 
 
 # --- results ------------------------------------------------------------------------------------------------

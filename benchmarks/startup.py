@@ -13,7 +13,7 @@ from benchmarks.harness import Row, report, running_service, tiny_pair_config
 def seconds_to_ready(tensor_parallel_size: int) -> float:
     """Start the embedded pair once and stop it again."""
     began = time.perf_counter()
-    with running_service(tiny_pair_config(target={"tensor_parallel_size": tensor_parallel_size})):
+    with running_service(tiny_pair_config(target={"tensor_parallel_size": tensor_parallel_size}), with_drafters=False):
         return time.perf_counter() - began
 
 
