@@ -5,6 +5,8 @@ sample of p (Gumbel-max; Maddison, Tarlow and Minka 2014). The noise is a functi
 process can compute it for any position, and drafts cannot change it.
 """
 
+from enum import IntEnum
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,14 +26,26 @@ def _mix_64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def noise_keys(seed: int, choice: int, first_position: int, positions: int) -> npt.NDArray[np.int32]:
+class Stream(IntEnum):
+    """What numbers are used for. Verification by ratio needs all three, independent of each other."""
+
+    DRAW = 0  # the target's draws; a drafter that is coupled to it uses the same
+    DRAFT = 1  # a drafter's own draws
+    ACCEPT = 2  # whether a draft is accepted
+
+
+def noise_keys(
+    seed: int, choice: int, first_position: int, positions: int, stream: Stream = Stream.DRAW
+) -> npt.NDArray[np.int32]:
     """Return int32 [positions, 2]: one 64-bit key per position, `first_position` onwards.
 
     `seed` is 0 to 2**63 - 1. Positions are absolute, the prompt included.
     """
-    stream = _mix_64((_mix_64((seed + _GOLDEN_GAMMA) & _MASK_64) + choice * _GOLDEN_GAMMA) & _MASK_64)
+    sequence = _mix_64((_mix_64((seed + _GOLDEN_GAMMA) & _MASK_64) + choice * _GOLDEN_GAMMA) & _MASK_64)
+    if stream is not Stream.DRAW:
+        sequence = _mix_64(sequence ^ stream)
     keys = [
-        _mix_64((stream + (position + 1) * _GOLDEN_GAMMA) & _MASK_64)
+        _mix_64((sequence + (position + 1) * _GOLDEN_GAMMA) & _MASK_64)
         for position in range(first_position, first_position + positions)
     ]
     return np.array(keys, dtype=np.uint64).view(np.int32).reshape(positions, 2)

@@ -8,7 +8,7 @@ import torch
 
 from workers.decoding.logit_edits import LogitEdits, RuledRun
 from workers.decoding.logit_rules import RuleContext
-from workers.decoding.noise import add_gumbel_noise_, noise_keys
+from workers.decoding.noise import Stream, add_gumbel_noise_, noise_keys
 from workers.decoding.warping import drop_improbable_, filter_scores, temperature_scores
 from workers.messages import SamplingParams
 
@@ -37,11 +37,13 @@ class SamplingRows:
     edits: LogitEdits | None = None
 
     @classmethod
-    def of_runs(cls, runs: Sequence[PositionRun], device: torch.device | str = "cpu") -> "SamplingRows":
-        """Lay `runs` end to end, one row per position."""
+    def of_runs(
+        cls, runs: Sequence[PositionRun], device: torch.device | str = "cpu", stream: Stream = Stream.DRAW
+    ) -> "SamplingRows":
+        """Lay `runs` end to end, one row per position; the keys are those of `stream`."""
         counts = [run.positions for run in runs]
         keys = [
-            noise_keys(run.sampling.seed, run.sampling.choice, run.first_position, run.positions)
+            noise_keys(run.sampling.seed, run.sampling.choice, run.first_position, run.positions, stream)
             for run in runs
             if run.positions
         ]
@@ -93,14 +95,42 @@ def draw_tokens(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         return _draw(logits, rows)
 
 
+@torch.inference_mode()
+def warped_scores(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Return the logarithm of each row's warped distribution up to a constant, float32 [rows, V].
+
+    `logits` are as in `draw_tokens`. The largest score of a row is 0, what cannot be drawn has -inf; at temperature 0
+    only the argmax has more. A row that `draw_tokens` answers with INVALID_TOKEN is NaN throughout.
+    """
+    if rows.edits is None:
+        return _warp(logits, rows)
+    with rows.edits.applied_to(logits):
+        return _warp(logits, rows)
+
+
+def _warp(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    best, favourites = logits.max(dim=-1)
+    scores = torch.full_like(logits, -torch.inf).scatter_(-1, favourites.unsqueeze(-1), 0.0)
+    valid = best.isfinite()
+    sampled = ((rows.temperature > 0) & valid).nonzero(as_tuple=True)[0]
+    if len(sampled):
+        scores[sampled] = _sampled_scores(logits[sampled], rows.select(sampled))
+    return scores.masked_fill_(~valid.unsqueeze(-1), torch.nan)
+
+
 def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     best, tokens = logits.max(dim=-1)
     valid = best.isfinite()
     sampled = ((rows.temperature > 0) & valid).nonzero(as_tuple=True)[0]
     if len(sampled):
         chosen = rows.select(sampled)
-        scores = drop_improbable_(temperature_scores(logits[sampled], chosen.temperature), chosen.min_p)
-        if bool(((chosen.top_k > 0) | (chosen.top_p < 1)).any()):
-            scores = filter_scores(scores, chosen.top_k, chosen.top_p)
-        tokens[sampled] = add_gumbel_noise_(scores, chosen.keys).argmax(dim=-1)
+        tokens[sampled] = add_gumbel_noise_(_sampled_scores(logits[sampled], chosen), chosen.keys).argmax(dim=-1)
     return tokens.masked_fill_(~valid, INVALID_TOKEN)
+
+
+def _sampled_scores(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Return the warped scores of `logits` [rows, V], finite rows all of whose temperatures are above 0."""
+    scores = drop_improbable_(temperature_scores(logits, rows.temperature), rows.min_p)
+    if bool(((rows.top_k > 0) | (rows.top_p < 1)).any()):
+        scores = filter_scores(scores, rows.top_k, rows.top_p)
+    return scores

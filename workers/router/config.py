@@ -2,16 +2,20 @@
 
 from dataclasses import dataclass
 
+from workers.messages import Verification
+
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Limits and deadlines of one router. Times in seconds.
 
-    `max_draft_tokens` is the draft length k; 0 switches speculation off. `max_batch_sequences` bounds a cohort,
-    `prefill_chunk_tokens` the prompt tokens that one step reads beside the decoding sequences.
+    `max_draft_tokens` is the draft length k; 0 switches speculation off. `verification` is for requests that do not
+    choose. `max_batch_sequences` bounds a cohort, `prefill_chunk_tokens` the prompt tokens that one step reads beside
+    the decoding sequences.
     """
 
     max_draft_tokens: int = 4
+    verification: Verification = Verification.COUPLED
     max_running_sequences: int = 64
     max_waiting_sequences: int = 256
     max_batch_sequences: int = 32

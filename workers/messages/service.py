@@ -1,0 +1,70 @@
+"""Who serves, and what the router tells of itself."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from workers.messages.steps import WorkerStats
+
+
+class WorkerRole(StrEnum):
+    """What a worker does."""
+
+    DRAFT = "draft"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRegistration:
+    """What the router must know of a worker. `name` is the drafter's or the served model's name."""
+
+    worker_id: str
+    role: WorkerRole
+    name: str
+    process_ids: tuple[int, ...]
+    vocabulary_size: int
+    context_length: int
+    block_tokens: int
+    total_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One registered worker as the router sees it."""
+
+    registration: WorkerRegistration
+    stats: WorkerStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTotals:
+    """Sums over all rounds since the router started; times in milliseconds.
+
+    `draft_wait_ms` and `verify_wait_ms` are what the router waited for answers, `draft_compute_ms` and
+    `verify_compute_ms` what the workers computed meanwhile; `wall_ms` is whole rounds.
+    """
+
+    rounds: int = 0
+    wall_ms: float = 0.0
+    draft_wait_ms: float = 0.0
+    draft_compute_ms: float = 0.0
+    verify_wait_ms: float = 0.0
+    verify_compute_ms: float = 0.0
+    verifications: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    committed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStatus:
+    """A snapshot of the router; `running` and `waiting` count sequences."""
+
+    running: int
+    waiting: int
+    workers: tuple[WorkerReport, ...]
+    totals: RoundTotals = RoundTotals()
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether at least one target is registered."""
+        return any(worker.registration.role is WorkerRole.TARGET for worker in self.workers)

@@ -1,0 +1,180 @@
+"""Between router and workers: the steps of a round, and what else a worker answers to."""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from workers.messages.arrays import NO_TOKENS, Float32s, TokenIds
+from workers.messages.generation import SamplingParams, TokenLogprobs, Verification
+
+# --- router <-> drafter -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SparseProbabilities:
+    """The distributions that k drafts were drawn from: `token_ids` int32 and `probabilities` float32 [k, m].
+
+    Each row sums to 1 over its tokens; a row that has fewer than m is filled with probability 0.
+    """
+
+    token_ids: TokenIds
+    probabilities: Float32s
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Draft tokens for one sequence: `token_ids` int32 [k].
+
+    Without `parents` they are a chain for positions L to L + k - 1. `parents` int32 [k] makes them a tree: the index
+    of each node's parent, which comes before it, or -1 for children of the last committed token; siblings differ.
+
+    `q` is set where the drafts, a chain, are to be verified by ratio: each was drawn from its row.
+    """
+
+    token_ids: TokenIds
+    parents: TokenIds | None = None
+    q: SparseProbabilities | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+NO_PROPOSAL = Proposal(NO_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeItem:
+    """Commits since last time, and how many tokens to draft after them.
+
+    The drafter first forgets its KV entries from `first_position` on, which is the whole of a rollback, then reads
+    `committed` (at positions from `first_position`) and drafts `draft_tokens` tokens. 0 drafts means: read only.
+    `sampling` and `prompt_tokens`, the length of the prompt, are set when `first_position` is 0 and start the sequence
+    afresh; what is read beyond the prompt, in that message or later, is output.
+
+    With RATIO the drafts come from the drafter's own sparse q, which the proposal carries; with COUPLED from the noise
+    that the target draws with.
+    """
+
+    sequence_id: int
+    epoch: int
+    first_position: int
+    committed: TokenIds
+    draft_tokens: int
+    sampling: SamplingParams | None = None
+    prompt_tokens: int = 0
+    verification: Verification = Verification.COUPLED
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeRequest:
+    """One cohort's drafting work."""
+
+    items: tuple[ProposeItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedItem:
+    """The drafter's answer for one sequence. `lost` means: unknown here, start again from position 0."""
+
+    sequence_id: int
+    epoch: int
+    proposal: Proposal = NO_PROPOSAL
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeResponse:
+    """Answers in the order of the request, and how long the drafter computed."""
+
+    items: tuple[ProposedItem, ...]
+    compute_ms: float
+
+
+# --- router <-> target --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyItem:
+    """Tokens the target has not read yet, and the proposal to verify after them.
+
+    The target forgets its KV entries from `first_position` on, reads `committed`, verifies `proposal`, and keeps the
+    KV of what it accepted. With `sample` False (all but the last chunk of a prompt) it only reads.
+    `sampling` and `prompt_tokens`, the length of the prompt, are set when `first_position` is 0 and start the sequence
+    afresh; what is read beyond the prompt, in that message or later, is output.
+
+    `logprobs` is the request's: that many of the likeliest tokens are reported with each token drawn, None for no
+    report at all. `scored` int32 [s] is reported likewise: tokens of the prompt of which the i-th stands behind the
+    i-th of `committed`.
+    """
+
+    sequence_id: int
+    epoch: int
+    first_position: int
+    committed: TokenIds
+    proposal: Proposal = NO_PROPOSAL
+    sample: bool = True
+    sampling: SamplingParams | None = None
+    prompt_tokens: int = 0
+    logprobs: int | None = None
+    scored: TokenIds = field(default_factory=lambda: NO_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """One step of the target: a cohort's verifications and prompt chunks."""
+
+    items: tuple[VerifyItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedItem:
+    """The target's answer for one sequence.
+
+    `token_ids`: the accepted drafts followed by the correction or bonus token, so `accepted` + 1 ids; empty for a
+    prompt chunk. `lost`: unknown here, start again from position 0. `fault`: this sequence cannot go on, and why.
+    `logprobs` and `scored` are the reports that the item asked for, of `token_ids` and of the item's `scored`.
+    """
+
+    sequence_id: int
+    epoch: int
+    accepted: int = 0
+    token_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
+    lost: bool = False
+    fault: str | None = None
+    logprobs: TokenLogprobs | None = None
+    scored: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResponse:
+    """Answers in the order of the request, and how long the target computed."""
+
+    items: tuple[VerifiedItem, ...]
+    compute_ms: float
+
+
+# --- router <-> either worker -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    """Forget these sequences and free their KV blocks; None means every sequence."""
+
+    sequence_ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRequest:
+    """Ask a worker how full it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """KV accounting of one worker."""
+
+    sequences: int
+    free_blocks: int
+    total_blocks: int
+
+
+WorkerRequest: TypeAlias = ProposeRequest | VerifyRequest | ReleaseRequest | StatsRequest
+WorkerResponse: TypeAlias = ProposeResponse | VerifyResponse | WorkerStats
