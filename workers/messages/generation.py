@@ -94,10 +94,10 @@ class GenerationRequest:
     sampling: SamplingParams
     stop: StopConditions
     speculation: SpeculationOptions = SpeculationOptions()
-    logprobs: int | None = None
-    prompt_logprobs: bool = False
     timeout_s: float = 600.0
     trace_context: dict[str, str] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
