@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from workers.drafters.registry import DrafterKind, DrafterSpec
 from workers.engine.config import EngineConfig
 from workers.errors import ConfigurationError
+from workers.messages import Verification
 from workers.router.config import RouterConfig
 
 DataType = Literal["float32", "bfloat16", "float16"]
@@ -83,6 +84,9 @@ class SpeculationSection(_Section):
     """How much to draft."""
 
     max_draft_tokens: int = Field(4, ge=0, le=32, description="draft length k; 0 is plain decoding")
+    verification: Literal["coupled", "ratio"] = Field(
+        "coupled", description="for requests that do not choose; ratio gives up that drafts cannot change the text"
+    )
 
 
 class RouterSection(_Section):
@@ -124,7 +128,11 @@ class LeadoutConfig(_Section):
 
     def router_config(self) -> RouterConfig:
         """Return what the router needs."""
-        return RouterConfig(max_draft_tokens=self.speculation.max_draft_tokens, **self.router.model_dump())
+        return RouterConfig(
+            max_draft_tokens=self.speculation.max_draft_tokens,
+            verification=Verification(self.speculation.verification),
+            **self.router.model_dump(),
+        )
 
 
 def parse_config(arguments: object) -> LeadoutConfig:

@@ -43,15 +43,8 @@ class SpeculationFields(StrictModel):
 
     enabled: bool = True
     max_draft_tokens: int | None = Field(default=None, ge=0, le=MAX_DRAFT_TOKENS)
-    verification: Literal["coupled"] = "coupled"
+    verification: Literal["coupled", "ratio"] | None = None
     drafter: str | None = None
-
-    @field_validator("verification", mode="before")
-    @classmethod
-    def _only_coupled(cls, value: object) -> object:
-        if value == "ratio":
-            raise PydanticCustomError("unsupported", "'ratio' verification is not offered yet")
-        return value
 
 
 class GenerationFields(StrictModel):

@@ -18,6 +18,7 @@ from workers.messages import (
     GenerationRequest,
     SpeculationOptions,
     TokenIds,
+    Verification,
     token_ids,
 )
 
@@ -136,4 +137,5 @@ class Planner:
 
 
 def _speculation(fields: SpeculationFields) -> SpeculationOptions:
-    return SpeculationOptions(fields.enabled, fields.max_draft_tokens, fields.drafter)
+    verification = None if fields.verification is None else Verification(fields.verification)
+    return SpeculationOptions(fields.enabled, fields.max_draft_tokens, fields.drafter, verification)

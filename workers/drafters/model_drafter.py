@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterable
 
-from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, draw_tokens
 from workers.drafters.base import DrafterLimits
+from workers.drafters.chains import Chain, extend_chains
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
 from workers.engine.step import StepInput
 from workers.messages import (
-    Proposal,
+    NO_PROPOSAL,
     ProposedItem,
     ProposeItem,
     ProposeRequest,
@@ -43,7 +43,7 @@ class ModelDrafter:
             ProposedItem(
                 item.sequence_id,
                 item.epoch,
-                Proposal(token_ids(chains.get(item.sequence_id, []))),
+                chains[item.sequence_id].proposal() if item.sequence_id in chains else NO_PROPOSAL,
                 lost=item.sequence_id in lost,
             )
             for item in request.items
@@ -61,48 +61,27 @@ class ModelDrafter:
     def _fits(self, item: ProposeItem) -> bool:
         return item.first_position + len(item.committed) <= self._engine.context_length
 
-    def _draft(self, items: list[ProposeItem]) -> dict[int, list[int]]:
+    def _draft(self, items: list[ProposeItem]) -> dict[int, Chain]:
         """Return each sequence's chain. The last token of a chain is drawn but not read, so its KV is not there."""
-        chains: dict[int, list[int]] = {item.sequence_id: [] for item in items}
+        chains = {item.sequence_id: Chain(item) for item in items}
         inputs = [
             StepInput(item.sequence_id, item.first_position, item.committed, logit_rows=min(1, item.draft_tokens))
             for item in items
         ]
-        drafting = [item for item in items if item.draft_tokens > 0]
+        drafting = [chain for chain in chains.values() if chain.item.draft_tokens > 0]
         while inputs:
             logits = self._followed.read(inputs)
             if not drafting:
                 break
-            runs = [
-                self._followed.run(item.sequence_id, self._next_position(item, chains), positions=1)
-                for item in drafting
-            ]
-            drawn = draw_tokens(logits, SamplingRows.of_runs(runs, device=logits.device)).tolist()
-            for item, token in zip(drafting, drawn, strict=True):
-                if token != INVALID_TOKEN:
-                    chains[item.sequence_id].append(token)
-            drafting = [
-                item
-                for item, token in zip(drafting, drawn, strict=True)
-                if token != INVALID_TOKEN and self._continues(item, chains)
-            ]
+            runs = [self._followed.run(chain.item.sequence_id, chain.next_position, positions=1) for chain in drafting]
+            drawn = extend_chains(drafting, logits, runs)
+            drafting = [chain for chain in drawn if self._continues(chain)]
             inputs = [
-                StepInput(
-                    item.sequence_id,
-                    self._next_position(item, chains) - 1,
-                    token_ids(chains[item.sequence_id][-1:]),
-                    logit_rows=1,
-                )
-                for item in drafting
+                StepInput(chain.item.sequence_id, chain.next_position - 1, token_ids(chain.tokens[-1:]), logit_rows=1)
+                for chain in drafting
             ]
         return chains
 
-    def _next_position(self, item: ProposeItem, chains: dict[int, list[int]]) -> int:
-        return item.first_position + len(item.committed) + len(chains[item.sequence_id])
-
-    def _continues(self, item: ProposeItem, chains: dict[int, list[int]]) -> bool:
+    def _continues(self, chain: Chain) -> bool:
         """Whether another token is wanted, and the last one can still be read within the context."""
-        return (
-            len(chains[item.sequence_id]) < item.draft_tokens
-            and self._next_position(item, chains) <= self._engine.context_length
-        )
+        return len(chain.tokens) < chain.item.draft_tokens and chain.next_position <= self._engine.context_length

@@ -52,6 +52,10 @@ class FollowedSequences:
                 followed.history.write(item.first_position, item.token_ids)
         return logits
 
+    def sampling(self, sequence_id: int) -> SamplingParams:
+        """Return the parameters that the sequence was started with."""
+        return self._sequences[sequence_id].sampling
+
     def run(self, sequence_id: int, first_position: int, positions: int) -> PositionRun:
         """Return what is needed to draw tokens for `positions` positions, those before them having been read."""
         followed = self._sequences[sequence_id]

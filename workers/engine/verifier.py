@@ -4,13 +4,19 @@ import time
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 
+from workers.decoding.ratio import RatioChain, uniform_numbers, verify_by_ratio
 from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, draw_tokens
-from workers.decoding.verification import verify_chain
+from workers.decoding.verification import VerifiedChain, verify_chain
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
-from workers.engine.step import StepInput
-from workers.messages import TokenIds, VerifiedItem, VerifyItem, VerifyRequest, VerifyResponse, WorkerStats
+from workers.engine.item_rows import ItemRows, lay_out, select_rows
+from workers.engine.reports import NOT_FINITE, with_reports
+from workers.messages import VerifiedItem, VerifyItem, VerifyRequest, VerifyResponse, WorkerStats
+
+Outcomes = dict[int, VerifiedChain]
+"""What became of each proposal, by sequence id."""
 
 
 class Verifier:
@@ -24,11 +30,9 @@ class Verifier:
         """Run one step; answers come in the order of the items."""
         began = time.perf_counter()
         live = [item for item in request.items if self._followed.accept(item)]
-        drawn = self._draw(live) if live else {}
+        answered = {answer.sequence_id: answer for answer in self._step(live)} if live else {}
         answers = tuple(
-            self._conclude(item, drawn[item.sequence_id])
-            if item.sequence_id in drawn
-            else VerifiedItem(item.sequence_id, item.epoch, lost=True)
+            answered.get(item.sequence_id) or VerifiedItem(item.sequence_id, item.epoch, lost=True)
             for item in request.items
         )
         return VerifyResponse(answers, compute_ms=(time.perf_counter() - began) * 1e3)
@@ -41,47 +45,58 @@ class Verifier:
         """Return the current KV accounting."""
         return self._followed.stats()
 
-    def _draw(self, items: list[VerifyItem]) -> dict[int, TokenIds]:
-        """Return per sequence the target's draws at the k + 1 positions of its chain; none where it only reads."""
-        logits = self._followed.read(
-            [
-                StepInput(
-                    item.sequence_id,
-                    item.first_position,
-                    np.concatenate([item.committed, item.proposal.token_ids]),
-                    logit_rows=_rows(item),
-                )
-                for item in items
-            ]
-        )
-        rows = SamplingRows.of_runs(
-            [self._followed.run(item.sequence_id, _next_position(item), _rows(item)) for item in items],
-            device=logits.device,
-        )
-        tokens = draw_tokens(logits, rows).to("cpu").numpy().astype(np.int32)
-        parts = np.split(tokens, np.cumsum([_rows(item) for item in items])[:-1])
-        return {item.sequence_id: part for item, part in zip(items, parts, strict=True)}
+    def _step(self, items: list[VerifyItem]) -> list[VerifiedItem]:
+        parts = lay_out(items)
+        logits = self._followed.read([part.step_input() for part in parts])
+        drawing = [part for part in parts if part.draws]
+        coupled = [part for part in drawing if part.item.proposal.q is None]
+        by_ratio = [part for part in drawing if part.item.proposal.q is not None]
+        outcomes = self._verify_coupled(logits, coupled) | self._verify_by_ratio(logits, by_ratio)
+        answers = [self._conclude(part, outcomes.get(part.item.sequence_id)) for part in parts]
+        return with_reports(logits, parts, answers)
 
-    def _conclude(self, item: VerifyItem, drawn: TokenIds) -> VerifiedItem:
-        if not item.sample:
+    def _verify_coupled(self, logits: torch.Tensor, parts: list[ItemRows]) -> Outcomes:
+        if not parts:
+            return {}
+        drawn = draw_tokens(*self._draw_rows(logits, parts)).to("cpu").numpy().astype(np.int32)
+        pieces = np.split(drawn, np.cumsum([part.draws for part in parts])[:-1])
+        return {
+            part.item.sequence_id: verify_chain(piece, part.item.proposal.token_ids)
+            for part, piece in zip(parts, pieces, strict=True)
+        }
+
+    def _verify_by_ratio(self, logits: torch.Tensor, parts: list[ItemRows]) -> Outcomes:
+        if not parts:
+            return {}
+        chains = [self._ratio_chain(part) for part in parts]
+        verified = verify_by_ratio(*self._draw_rows(logits, parts), chains)
+        return {part.item.sequence_id: outcome for part, outcome in zip(parts, verified, strict=True)}
+
+    def _ratio_chain(self, part: ItemRows) -> RatioChain:
+        proposal = part.item.proposal
+        assert proposal.q is not None
+        sampling = self._followed.sampling(part.item.sequence_id)
+        uniforms = uniform_numbers(sampling, part.next_position, len(proposal))
+        return RatioChain(proposal.token_ids, proposal.q, uniforms)
+
+    def _draw_rows(self, logits: torch.Tensor, parts: list[ItemRows]) -> tuple[torch.Tensor, SamplingRows]:
+        """Return the logits of all draws of `parts`, end to end, and how to draw from them."""
+        runs = [self._followed.run(part.item.sequence_id, part.next_position, part.draws) for part in parts]
+        rows = select_rows(logits, [range(part.first_draw, part.first_draw + part.draws) for part in parts])
+        return rows, SamplingRows.of_runs(runs, device=logits.device)
+
+    def _conclude(self, part: ItemRows, outcome: VerifiedChain | None) -> VerifiedItem:
+        """Roll the KV back to what was accepted; an item without an outcome was only to be read."""
+        item = part.item
+        if outcome is None:
             return VerifiedItem(item.sequence_id, item.epoch)
-        outcome = verify_chain(drawn, item.proposal.token_ids)
         if INVALID_TOKEN in outcome.token_ids:
             return VerifiedItem(item.sequence_id, item.epoch, fault=self._fault(item.sequence_id))
-        self._engine.truncate(item.sequence_id, _next_position(item) + outcome.accepted)
+        self._engine.truncate(item.sequence_id, part.next_position + outcome.accepted)
         return VerifiedItem(item.sequence_id, item.epoch, outcome.accepted, outcome.token_ids)
 
     def _fault(self, sequence_id: int) -> str:
         """Say why no token could be drawn."""
         if self._followed.has_rules(sequence_id):
             return "no token can be drawn: the request's options ban all of them, or the target's logits are not finite"
-        return "the target's logits are not finite for this sequence"
-
-
-def _rows(item: VerifyItem) -> int:
-    return len(item.proposal) + 1 if item.sample else 0
-
-
-def _next_position(item: VerifyItem) -> int:
-    """The position of the first token that this verification draws."""
-    return item.first_position + len(item.committed)
+        return NOT_FINITE

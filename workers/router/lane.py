@@ -123,7 +123,7 @@ class Lane:
         # Drafters come and go while the round waits; it deals with those of its beginning.
         drafters = dict(self._drafters)
         contexts = {worker_id: drafter.registration.context_length for worker_id, drafter in drafters.items()}
-        requests = propose_items(planned, contexts, self._config.prefill_chunk_tokens)
+        requests = propose_items(planned, contexts, self._config.prefill_chunk_tokens, self._config.verification)
         for plan in planned:
             if plan.draft_tokens > 0 and plan.sequence.drafter.worker_id not in contexts:
                 plan.sequence.count_fallback_round()

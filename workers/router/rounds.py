@@ -10,6 +10,7 @@ from workers.messages import (
     ProposedItem,
     ProposeItem,
     ProposeRequest,
+    Verification,
     VerifyItem,
     VerifyRequest,
 )
@@ -61,9 +62,12 @@ def plan_round(
 
 
 def propose_items(
-    planned: Iterable[PlannedSequence], drafter_contexts: Mapping[str, int], prefill_chunk_tokens: int
+    planned: Iterable[PlannedSequence],
+    drafter_contexts: Mapping[str, int],
+    prefill_chunk_tokens: int,
+    verification: Verification,
 ) -> dict[str, ProposeRequest]:
-    """Return one request per drafter, by worker id.
+    """Return one request per drafter, by worker id; `verification` is for requests that do not choose.
 
     A drafter that has not caught up with its sequence reads another chunk and drafts only when it has; where the
     drafter's context ends, its part in the sequence ends.
@@ -91,6 +95,7 @@ def propose_items(
                 draft_tokens,
                 sampling=sequence.request.sampling if start == 0 else None,
                 prompt_tokens=len(sequence.request.prompt) if start == 0 else 0,
+                verification=sequence.request.speculation.verification or verification,
             )
         )
     return {worker_id: ProposeRequest(tuple(items)) for worker_id, items in requests.items()}
