@@ -133,7 +133,6 @@ def test_a_model_without_template_refuses_chats(client_of: Clients, service: Scr
         ({"max_draft_tokens": 9}, "speculation.max_draft_tokens"),
         ({"max_draft_tokens": 33}, "speculation.max_draft_tokens"),
         ({"max_draft_tokens": -1}, "speculation.max_draft_tokens"),
-        ({"verification": "ratio"}, "speculation.verification"),
         ({"verification": "magic"}, "speculation.verification"),
         ({"enabled": 1}, "speculation.enabled"),
         ({"x": 1}, "speculation.x"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.in_process import InProcessLink, registration
 from tests.engine.tiny_models import TinyModel
 from tests.fakes import byte_tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
@@ -18,16 +19,10 @@ from workers.messages import (
     FinishReason,
     GenerationFailed,
     GenerationRequest,
-    ProposeRequest,
-    ReleaseRequest,
     SamplingParams,
     SpeculationOptions,
     SpeculationUsage,
     StopConditions,
-    VerifyRequest,
-    WorkerRegistration,
-    WorkerRequest,
-    WorkerResponse,
     WorkerRole,
     WorkerStats,
     token_ids,
@@ -35,40 +30,7 @@ from workers.messages import (
 from workers.router.config import RouterConfig
 from workers.router.router import Router
 
-
-class InProcessLink:
-    """A link to a real worker in this process."""
-
-    def __init__(self, worker: ModelDrafter | Verifier) -> None:
-        self._worker = worker
-
-    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
-        """Answer as the worker actors do."""
-        await asyncio.sleep(0)
-        match message:
-            case ProposeRequest() if isinstance(self._worker, ModelDrafter):
-                return self._worker.propose(message)
-            case VerifyRequest() if isinstance(self._worker, Verifier):
-                return self._worker.verify(message)
-            case ReleaseRequest(sequence_ids):
-                self._worker.release(sequence_ids)
-                return None
-            case _:
-                return self._worker.stats()
-
-
-def registration(role: WorkerRole, engine: Engine) -> WorkerRegistration:
-    """What the worker actors tell the router."""
-    return WorkerRegistration(
-        f"{role}-0",
-        role,
-        "tiny",
-        (1,),
-        engine.vocabulary_size,
-        engine.context_length,
-        engine.block_tokens,
-        engine.total_blocks,
-    )
+__all__ = ["InProcessLink", "registration"]
 
 
 class Outcome:
