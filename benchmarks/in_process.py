@@ -1,7 +1,7 @@
 """Router, drafter and target in one process: all of the product but Ray and HTTP."""
 
 import asyncio
-from collections.abc import Sequence
+import os
 
 from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.engine import Engine
@@ -41,13 +41,13 @@ class InProcessLink:
                 raise TypeError(f"{type(self._worker).__name__} does not answer {type(message).__name__}")
 
 
-def registration(role: WorkerRole, engine: Engine, process_ids: Sequence[int] = (1,)) -> WorkerRegistration:
+def registration(role: WorkerRole, engine: Engine, name: str = "tiny") -> WorkerRegistration:
     """Return what the worker actors tell the router."""
     return WorkerRegistration(
-        f"{role}-0",
+        f"{role}-{name}",
         role,
-        "tiny",
-        tuple(process_ids),
+        name,
+        (os.getpid(),),
         engine.vocabulary_size,
         engine.context_length,
         engine.block_tokens,

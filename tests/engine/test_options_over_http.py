@@ -1,76 +1,29 @@
 """Sampling options from the HTTP request to the text: the whole application in one process, without Ray."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from transformers import LlamaConfig
 
-from deployments.http_app import ServingLimits, create_app
 from deployments.text import TextCodec
 from tests.deployments.helpers import CHAT, COMPLETIONS, error_of, events_of, streamed_text
-from tests.engine.tiny_models import TinyModel, save_model
-from tests.engine.whole_rounds import InProcessLink, noisy_copy, registration
 from tests.fakes import byte_tokenizer
-from workers.decoding.detokenizer import IncrementalDetokenizer
-from workers.drafters.model_drafter import ModelDrafter
-from workers.engine.engine import Engine
-from workers.engine.verifier import Verifier
-from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRole
+from tests.in_process import InProcessService, application, load, save_byte_llama, save_drafters
 from workers.router.config import RouterConfig
-from workers.router.router import Router
 
 K = 5
 PROMPT = "The sky"
 
 
-class InProcessService:
-    """The router and its workers as the ingress sees them; they start in the event loop of the first request."""
-
-    def __init__(self, target: Engine, drafter: Engine, codec: TextCodec) -> None:
-        self._target, self._drafter = target, drafter
-        self._router = Router(
-            RouterConfig(max_draft_tokens=K), lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist())
-        )
-        self._started = False
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
-        """See `GenerationService.generate`."""
-        if not self._started:
-            self._started = True
-            router, target, drafter = self._router, self._target, self._drafter
-            await router.register(registration(WorkerRole.TARGET, target), InProcessLink(Verifier(target)))
-            await router.register(registration(WorkerRole.DRAFT, drafter), InProcessLink(ModelDrafter(drafter)))
-        async for event in self._router.generate(request):
-            yield event
-
-    async def status(self, with_worker_stats: bool = False) -> RouterStatus:
-        """See `GenerationService.status`."""
-        return await self._router.status(with_worker_stats)
-
-
 @pytest.fixture(scope="module")
-def byte_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """A tiny model over the byte tokenizer, with padded embeddings."""
-    folder = tmp_path_factory.mktemp("bytes")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=264, max_position_embeddings=160, bos_token_id=0, eos_token_id=0, **sizes)
-    model = save_model(config, folder)
-    byte_tokenizer().save_pretrained(folder)
-    return TinyModel(folder, model)
-
-
-@pytest.fixture
-def client(byte_llama: TinyModel, load_engine: Callable[..., Engine], tmp_path: Path) -> Iterator[TestClient]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """The application over a drafter that is right often but not always."""
-    codec = TextCodec.load(str(byte_llama.folder))
-    drafter = noisy_copy(byte_llama, tmp_path / "drafter", 0.02)
-    byte_tokenizer().save_pretrained(drafter)
-    service = InProcessService(load_engine(byte_llama.folder), load_engine(drafter), codec)
-    limits = ServingLimits("tiny", 160, codec.vocabulary_size, drafter_names=("tiny",), max_draft_tokens=K)
-    with TestClient(create_app(service, codec, limits)) as client:
+    folder = tmp_path_factory.mktemp("bytes")
+    noisy = save_drafters(save_byte_llama(folder), folder)["noisy"]
+    codec = TextCodec.load(str(folder))
+    service = InProcessService(load(folder), {"noisy": load(noisy)}, codec, RouterConfig(max_draft_tokens=K))
+    with TestClient(application(service, codec, K)) as client:
         yield client
 
 

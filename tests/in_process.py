@@ -1,0 +1,94 @@
+"""The whole application in one process, with real tiny models and without Ray: router, workers and HTTP."""
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig
+
+from benchmarks.in_process import InProcessLink, registration
+from deployments.http_app import ServingLimits, create_app
+from deployments.text import TextCodec
+from tests.engine.tiny_models import TinyModel, save_model
+from tests.engine.whole_rounds import noisy_copy
+from tests.fakes import byte_tokenizer
+from workers.decoding.detokenizer import IncrementalDetokenizer
+from workers.drafters.model_drafter import ModelDrafter
+from workers.engine.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.verifier import Verifier
+from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRole
+from workers.router.config import RouterConfig
+from workers.router.router import Router
+
+MODEL_CONTEXT = 160
+VOCABULARY = 257
+DRAFTER_NOISE = {"own": 0.0, "noisy": 0.02, "random": 3.0}
+"""Drafters that are always right, often right and hardly ever right, by the noise added to the target's weights."""
+
+
+def save_byte_llama(folder: Path) -> TinyModel:
+    """Save a tiny model over the byte tokenizer, with padded embeddings."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=VOCABULARY + 7, max_position_embeddings=MODEL_CONTEXT, bos_token_id=0, eos_token_id=0, **sizes
+    )
+    model = save_model(config, folder)
+    byte_tokenizer().save_pretrained(folder)
+    return TinyModel(folder, model)
+
+
+def save_drafters(model: TinyModel, folder: Path) -> dict[str, Path]:
+    """Save a drafter of each kind of DRAFTER_NOISE; return their folders by name."""
+    folders = {name: noisy_copy(model, folder / name, noise) for name, noise in DRAFTER_NOISE.items()}
+    for saved in folders.values():
+        byte_tokenizer().save_pretrained(saved)
+    return folders
+
+
+def load(folder: Path, **options: Any) -> Engine:
+    """Load an engine with a small pool; keyword arguments override its configuration."""
+    settings: dict[str, Any] = {"model": str(folder), "device": "cpu", "kv_cache_gib": 0.01} | options
+    return Engine.load(EngineConfig(**settings))
+
+
+class InProcessService:
+    """The router and its workers as the ingress sees them; they start in the event loop of the first request."""
+
+    def __init__(self, target: Engine, drafters: Mapping[str, Engine], codec: TextCodec, config: RouterConfig) -> None:
+        self.target, self.drafters = target, drafters
+        self.router = Router(config, lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()))
+        self._started = False
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """See `GenerationService.generate`."""
+        await self._start()
+        async for event in self.router.generate(request):
+            yield event
+
+    async def status(self, with_worker_stats: bool = False) -> RouterStatus:
+        """See `GenerationService.status`."""
+        await self._start()
+        return await self.router.status(with_worker_stats)
+
+    async def _start(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        target = InProcessLink(Verifier(self.target))
+        await self.router.register(registration(WorkerRole.TARGET, self.target), target)
+        for name, engine in self.drafters.items():
+            link = InProcessLink(ModelDrafter(engine))
+            await self.router.register(registration(WorkerRole.DRAFT, engine, name), link)
+
+
+def application(service: InProcessService, codec: TextCodec, max_draft_tokens: int = 8) -> Any:
+    """Return the HTTP application over `service`."""
+    limits = ServingLimits(
+        served_model_name="tiny",
+        context_length=service.target.context_length,
+        vocabulary_size=codec.vocabulary_size,
+        drafter_names=tuple(service.drafters),
+        max_draft_tokens=max_draft_tokens,
+    )
+    return create_app(service, codec, limits)
