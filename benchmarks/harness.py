@@ -160,10 +160,15 @@ def report(name: str, rows: Sequence[Row]) -> None:
     content = {
         "commit": commit(),
         "machine": machine(),
-        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *map(_portable, sys.argv[1:])]),
         "rows": [asdict(row) for row in rows],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _portable(argument: str) -> str:
+    """Where a folder is on this machine says nothing to others; its name does."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def _shown(value: float | None) -> str:
