@@ -1,0 +1,61 @@
+"""One application for all tests of this folder: a tiny target with a drafter of each kind, in one process."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from deployments.text import TextCodec
+from tests.in_process import InProcessService, application, load, save_byte_llama, save_drafters
+from workers.router.config import RouterConfig
+
+MAX_DRAFT_TOKENS = 8
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target, with its drafters in folders inside."""
+    folder = tmp_path_factory.mktemp("target")
+    save_drafters(save_byte_llama(folder), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def codec(model_folder: Path) -> TextCodec:
+    return TextCodec.load(str(model_folder))
+
+
+@pytest.fixture(scope="session")
+def make_service(model_folder: Path, codec: TextCodec) -> Callable[..., InProcessService]:
+    """Builds a service with the named drafters; `max_context_tokens` and `kv_cache_gib` are the target's."""
+
+    def make(*drafters: str, max_context_tokens: int | None = None, kv_cache_gib: float = 0.01) -> InProcessService:
+        target = load(model_folder, max_context_tokens=max_context_tokens, kv_cache_gib=kv_cache_gib)
+        engines = {name: load(model_folder / name) for name in drafters}
+        return InProcessService(target, engines, codec, RouterConfig(max_draft_tokens=MAX_DRAFT_TOKENS))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def client(make_service: Callable[..., InProcessService], codec: TextCodec) -> Iterator[TestClient]:
+    """The application; requests choose their drafter by name: own, noisy or random."""
+    with TestClient(application(make_service("own", "noisy", "random"), codec)) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def small_client(make_service: Callable[..., InProcessService], codec: TextCodec) -> Iterator[TestClient]:
+    """The application with a context of 64 tokens."""
+    with TestClient(application(make_service("own", max_context_tokens=64), codec)) as client:
+        yield client
