@@ -120,7 +120,8 @@ def _warped(logits: Table, sampling: SamplingParams, history: Sequence[int]) -> 
     """Return p after rules, temperature, min-p, top-k and top-p, in this order."""
     values = _ruled(logits.astype(np.float64), sampling.rules or LogitRules(), history)
     if sampling.temperature == 0:
-        return np.eye(len(values))[values.argmax()]
+        one_hot: npt.NDArray[np.float64] = np.eye(len(values))[values.argmax()]
+        return one_hot
     weights = np.exp((values - values.max()) / sampling.temperature)
     weights[weights < sampling.min_p * weights.max()] = 0
     if sampling.top_k:
@@ -129,7 +130,8 @@ def _warped(logits: Table, sampling: SamplingParams, history: Sequence[int]) -> 
         order = np.argsort(-weights)
         before = np.cumsum(weights[order]) - weights[order]
         weights[order[before >= sampling.top_p * weights.sum()]] = 0
-    return weights / weights.sum()
+    normalised: npt.NDArray[np.float64] = weights / weights.sum()
+    return normalised
 
 
 def _ruled(values: npt.NDArray[np.float64], rules: LogitRules, history: Sequence[int]) -> npt.NDArray[np.float64]:

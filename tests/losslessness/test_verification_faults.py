@@ -92,7 +92,7 @@ def test_drafters_are_what_their_names_say(client: TestClient) -> None:
     rates = {}
     for drafter in DRAFTER_NOISE:
         usages = [
-            ask(client, temperature=1.0, seed=seed, max_tokens=40, **drafted_by(drafter)).usage["speculation"]
+            ask(client, temperature=1.0, seed=seed, ignore_eos=True, **drafted_by(drafter)).usage["speculation"]
             for seed in range(3)
         ]
         drafted = sum(usage["draft_tokens"] for usage in usages)
