@@ -6,10 +6,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, draw_tokens
-from workers.decoding.verification import verify_chain
+from workers.decoding.verification import verify_coupled
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
 from workers.engine.step import StepInput
+from workers.engine.tree_rounds import accepted_paths, runs_of
 from workers.messages import TokenIds, VerifiedItem, VerifyItem, VerifyRequest, VerifyResponse, WorkerStats
 
 
@@ -25,6 +26,7 @@ class Verifier:
         began = time.perf_counter()
         live = [item for item in request.items if self._followed.accept(item)]
         drawn = self._draw(live) if live else {}
+        self._followed.keep_paths(accepted_paths(live, drawn))
         answers = tuple(
             self._conclude(item, drawn[item.sequence_id])
             if item.sequence_id in drawn
@@ -42,7 +44,7 @@ class Verifier:
         return self._followed.stats()
 
     def _draw(self, items: list[VerifyItem]) -> dict[int, TokenIds]:
-        """Return per sequence the target's draws at the k + 1 positions of its chain; none where it only reads."""
+        """Return per sequence the target's draws: before and behind its k drafts, k + 1; none where it only reads."""
         logits = self._followed.read(
             [
                 StepInput(
@@ -50,12 +52,13 @@ class Verifier:
                     item.first_position,
                     np.concatenate([item.committed, item.proposal.token_ids]),
                     logit_rows=_rows(item),
+                    parents=item.proposal.parents,
                 )
                 for item in items
             ]
         )
         rows = SamplingRows.of_runs(
-            [self._followed.run(item.sequence_id, _next_position(item), _rows(item)) for item in items],
+            [run for item in items for run in runs_of(self._followed, item)],
             device=logits.device,
         )
         tokens = draw_tokens(logits, rows).to("cpu").numpy().astype(np.int32)
@@ -65,7 +68,7 @@ class Verifier:
     def _conclude(self, item: VerifyItem, drawn: TokenIds) -> VerifiedItem:
         if not item.sample:
             return VerifiedItem(item.sequence_id, item.epoch)
-        outcome = verify_chain(drawn, item.proposal.token_ids)
+        outcome = verify_coupled(drawn, item.proposal)
         if INVALID_TOKEN in outcome.token_ids:
             return VerifiedItem(item.sequence_id, item.epoch, fault=self._fault(item.sequence_id))
         self._engine.truncate(item.sequence_id, _next_position(item) + outcome.accepted)

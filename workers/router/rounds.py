@@ -1,9 +1,11 @@
 """One round as data: what to ask the drafters, what to ask the target, and how answers become commits. Pure."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from workers.decoding.trees import check_tree
 from workers.messages import (
     NO_PROPOSAL,
     Proposal,
@@ -14,6 +16,8 @@ from workers.messages import (
     VerifyRequest,
 )
 from workers.router.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +100,39 @@ def propose_items(
     return {worker_id: ProposeRequest(tuple(items)) for worker_id, items in requests.items()}
 
 
+def proposal_fault(proposal: Proposal, draft_tokens: int) -> str | None:
+    """Say why `proposal` must not reach the target, which was asked to hold `draft_tokens` drafts at most; or None.
+
+    No path is longer than its tree has nodes, so this bounds what a verification can commit, too.
+    """
+    if len(proposal) > draft_tokens:
+        return f"{len(proposal)} drafts where {draft_tokens} were asked for"
+    if proposal.parents is not None:
+        try:
+            check_tree(proposal.token_ids, proposal.parents)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
 def apply_proposed(plan: PlannedSequence, item: ProposeItem, answer: ProposedItem) -> Proposal:
-    """Note what the drafter has read and return its proposal; an answer to an older epoch gives none."""
+    """Note what the drafter has read and return its proposal; an answer to an older epoch gives none.
+
+    A proposal that cannot be verified is the drafter's fault and costs the target nothing: it is dropped.
+    """
     sequence = plan.sequence
     if answer.epoch != sequence.epoch or sequence.finish_reason is not None:
         return NO_PROPOSAL
     if answer.lost:
         sequence.drafter.restart()
         return NO_PROPOSAL
-    sequence.read_by_drafter(item.first_position + len(item.committed), len(answer.proposal))
+    read_tokens = item.first_position + len(item.committed)
+    fault = proposal_fault(answer.proposal, item.draft_tokens)
+    if fault is not None:
+        logger.warning("a proposal of %s is dropped: %s", sequence.drafter.worker_id, fault)
+        sequence.read_by_drafter(read_tokens, NO_PROPOSAL)
+        return NO_PROPOSAL
+    sequence.read_by_drafter(read_tokens, answer.proposal)
     return answer.proposal
 
 
