@@ -51,7 +51,7 @@ class SequenceCache:
         end = first + (int(path[-1]) + 1 if len(path) else 0)
         if bool((np.diff(path, prepend=-1) <= 0).any()) or not 0 <= first <= end <= self.length:
             raise ValueError(f"cannot keep offsets {path.tolist()} from {first} on of {self.length} cached tokens")
-        targets = np.arange(len(path), dtype=np.int32)
+        path, targets = path.astype(np.int32, copy=False), np.arange(len(path), dtype=np.int32)
         displaced = path != targets
         return self._slots(first + path[displaced]), self._slots(first + targets[displaced])
 

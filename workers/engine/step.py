@@ -45,7 +45,7 @@ class AcceptedPath:
 
 @dataclass(frozen=True, slots=True)
 class KVMoves:
-    """KV entries to copy from slots `sources` to slots `targets`, int32 [n] each; all are read before any is written."""
+    """KV entries to copy from slots `sources` to slots `targets`, int32 [n]; all are read before any is written."""
 
     sources: Int32Array
     targets: Int32Array
@@ -116,7 +116,8 @@ class PackedStep:
         if len(array) != _HEADER_INTS + sum(sizes):
             raise ValueError(f"a packed step of {_HEADER_INTS + sum(sizes)} numbers came as {len(array)}")
         parts = np.split(array[_HEADER_INTS:], np.cumsum(sizes)[:-1])
-        return cls(*parts[:4], parts[4].reshape(sequences, width), *parts[5:])
+        parts[4] = parts[4].reshape(sequences, width)
+        return cls(*parts)
 
 
 def pack_step(inputs: Sequence[StepInput], block_tables: Sequence[Sequence[int]]) -> PackedStep:
