@@ -349,14 +349,26 @@ class ScriptedTarget(ScriptedWorker):
         if not item.sample:
             return VerifiedItem(item.sequence_id, epoch)
         base = item.first_position + len(item.committed)
-        accepted = 0
-        while base + accepted < len(held.tokens):
-            if held.tokens[base + accepted] != toy_next(held.tokens[: base + accepted], held.sampling):
-                break
-            accepted += 1
-        del held.tokens[base + accepted :]
-        own = toy_next(held.tokens, held.sampling)
-        return VerifiedItem(item.sequence_id, epoch, accepted, token_ids([*held.tokens[base:], own]))
+        children = self._children(item.proposal)
+        del held.tokens[base:]
+        node = -1
+        while (own := toy_next(held.tokens, held.sampling)) in children[node]:
+            held.tokens.append(own)
+            node = children[node][own]
+        return VerifiedItem(item.sequence_id, epoch, len(held.tokens) - base, token_ids([*held.tokens[base:], own]))
+
+    def _children(self, proposal: Proposal) -> dict[int, dict[int, int]]:
+        """Each node's children by token; -1 is the last committed token."""
+        ids = proposal.token_ids.tolist()
+        parents = range(-1, len(ids) - 1) if proposal.parents is None else proposal.parents.tolist()
+        self.require(len(parents) == len(ids), "a node without a parent")
+        children: dict[int, dict[int, int]] = {-1: {}}
+        for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
+            self.require(parent in children, "a node before its parent")
+            self.require(token not in children[parent], "equal siblings")
+            children[parent][token] = node
+            children[node] = {}
+        return children
 
 
 class ScriptedDrafter(ScriptedWorker):

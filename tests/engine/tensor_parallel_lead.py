@@ -1,7 +1,8 @@
 """Rank 0 of the tensor-parallel tests: runs what it reads from standard input as JSON, one command per line.
 
 `python -m tests.engine.tensor_parallel_lead FOLDER PORT TIMEOUT`; commands are {"steps": [[id, first, ids, rows],
-...]}, {"sleep_s": s} and {"close": true}; each is answered by one line of JSON.
+...]} (parents may follow the rows), {"keep": [[id, first, nodes], ...]}, {"sleep_s": s} and {"close": true}; each is
+answered by one line of JSON.
 """
 
 import json
@@ -9,9 +10,14 @@ import sys
 import time
 
 from tests.engine.tensor_parallel_peer import load
-from workers.engine.step import StepInput
+from workers.engine.step import AcceptedPath, StepInput
 from workers.errors import LinkClosedError
 from workers.messages import token_ids
+
+
+def step_input(sequence_id: int, first: int, ids: list[int], rows: int, parents: list[int] | None = None) -> StepInput:
+    """One input of a step from plain numbers."""
+    return StepInput(sequence_id, first, token_ids(ids), rows, None if parents is None else token_ids(parents))
 
 
 def main() -> None:
@@ -23,10 +29,12 @@ def main() -> None:
         answer: object = None
         if "sleep_s" in command:
             time.sleep(command["sleep_s"])
+        elif "keep" in command:
+            engine.keep_paths([AcceptedPath(one, first, token_ids(nodes)) for one, first, nodes in command["keep"]])
         elif "close" in command:
             engine.close()
         else:
-            inputs = [StepInput(one, first, token_ids(ids), rows) for one, first, ids, rows in command["steps"]]
+            inputs = [step_input(*each) for each in command["steps"]]
             for item in inputs:
                 if engine.length(item.sequence_id) is None:
                     engine.start(item.sequence_id)

@@ -77,6 +77,25 @@ def test_every_committed_token_is_reported_on(
     assert verified.scored is None
 
 
+def test_the_path_that_is_taken_through_a_tree_is_reported_on(load_engine: LoadEngine, tiny_llama: TinyModel) -> None:
+    verifier, sampling = Verifier(load_engine()), SAMPLINGS[0]
+    first = VerifyItem(1, 0, 0, token_ids(PROMPT), sampling=sampling, prompt_tokens=len(PROMPT))
+    [plain] = verify(verifier, first)
+    right = int(plain.token_ids[0])
+    [plain] = verify(verifier, VerifyItem(1, 1, len(PROMPT), plain.token_ids))
+    second = int(plain.token_ids[0])
+    # The right path is nodes 1 and 3.
+    tree = Proposal(token_ids([(right + 1) % 96, right, 50, second, 51]), parents=token_ids([-1, -1, 0, 1, 3]))
+
+    [verified] = verify(
+        verifier,
+        VerifyItem(2, 0, 0, token_ids(PROMPT), tree, sampling=sampling, prompt_tokens=len(PROMPT), logprobs=2),
+    )
+
+    assert verified.accepted >= 2 and verified.token_ids.tolist()[:2] == [right, second]
+    assert_reported(verified.logprobs, tiny_llama, PROMPT + verified.token_ids.tolist(), top=2)
+
+
 def test_a_prompt_is_reported_on_chunk_by_chunk_beside_neighbours_that_want_nothing(
     load_engine: LoadEngine, tiny_llama: TinyModel
 ) -> None:

@@ -14,9 +14,10 @@ from typing import IO, Any, cast
 import pytest
 import torch
 
+from tests.engine.tensor_parallel_lead import step_input
 from tests.engine.tiny_models import FAMILIES, TinyModel, save_model
 from workers.engine.engine import Engine
-from workers.engine.step import StepInput
+from workers.engine.step import AcceptedPath, StepInput
 from workers.engine.tensor_parallel import check_tensor_parallel
 from workers.errors import ConfigurationError
 from workers.messages import token_ids
@@ -79,6 +80,34 @@ def test_two_ranks_give_the_logits_of_one_across_an_idle_time_longer_than_the_ti
             torch.testing.assert_close(torch.tensor(group.ask({"steps": step})), expected, atol=1e-5, rtol=0)
             if step is steps[0]:
                 group.ask({"sleep_s": 5.0})
+        group.ask({"close": True})
+        assert group.follower.wait(timeout=5) == 0
+
+
+def test_two_ranks_keep_the_same_paths_of_trees(tiny_llama: TinyModel, load_engine: Callable[..., Engine]) -> None:
+    parents = [-1, -1, 0, 1, 3, 2]
+    rounds: list[tuple[list[Any], list[Any]]] = [
+        # Paths that have to be copied, that are in place, and that are empty; a chain beside them.
+        (
+            [[1, 0, list(range(1, 40)), 7, parents], [2, 0, list(range(40, 60)), 7, parents], [3, 0, [5] * 7, 7]],
+            [[1, 33, [1, 3, 4]], [2, 14, [0]]],
+        ),
+        (
+            [[1, 36, [61, 4, 5, 6, 7, 8, 9], 7, parents], [2, 15, [62, 4, 5, 6, 7, 8, 9], 7, parents], [3, 4, [9], 1]],
+            [[1, 37, []], [2, 16, [0, 2, 5]]],
+        ),
+        ([[1, 37, [63], 1], [2, 19, [64, 65], 2], [3, 5, [8, 7], 2]], []),
+    ]
+    alone = load_engine()
+    for sequence_id in (1, 2, 3):
+        alone.start(sequence_id)
+    with ranks(tiny_llama.folder) as group:
+        group.answer()
+        for steps, kept in rounds:
+            expected = alone.forward([step_input(*each) for each in steps])
+            torch.testing.assert_close(torch.tensor(group.ask({"steps": steps})), expected, atol=1e-5, rtol=0)
+            alone.keep_paths([AcceptedPath(one, first, token_ids(nodes)) for one, first, nodes in kept])
+            assert group.ask({"keep": kept}) is None
         group.ask({"close": True})
         assert group.follower.wait(timeout=5) == 0
 

@@ -29,7 +29,9 @@ class Drafter(Protocol):
         ...
 
     def propose(self, request: ProposeRequest) -> ProposeResponse:
-        """Follow each item's commits, then draft its number of tokens; answers in the order of the items.
+        """Follow each item's commits, then draft its number of tokens at most; answers in the order of the items.
+
+        The nodes of a tree count one by one.
 
         An item that continues a sequence unknown here is answered with `lost` and changes nothing.
         """

@@ -4,15 +4,17 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 
+from workers.decoding.trees import check_parents
 from workers.engine.block_pool import PADDING_BLOCK, BlockPool, blocks_for
 from workers.engine.config import EngineConfig
 from workers.engine.groups import prepare_step
 from workers.engine.kv_pool import KVPool, affordable_blocks
 from workers.engine.loading import LoadedModel, load_model, resolve_device
 from workers.engine.sequence_cache import SequenceCache
-from workers.engine.step import PackedStep, StepInput, pack_step
+from workers.engine.step import AcceptedPath, KVMoves, PackedStep, StepInput, pack_step
 from workers.engine.tensor_parallel import (
     RankGroup,
     TensorParallelRank,
@@ -125,6 +127,27 @@ class Engine:
         """
         self._known(sequence_id).truncate(length)
 
+    def keep_paths(self, paths: Sequence[AcceptedPath]) -> None:
+        """Make each path the end of its sequence, at the positions its nodes have, and forget the rest of its tree.
+
+        The sequences were just read as trees. KV entries are copied, on all ranks alike, unless they are in place.
+
+        Raises ValueError, with nothing changed, when a path is not within what its sequence has cached, and
+        LinkClosedError when the tensor-parallel group is broken; then the sequences end where their trees began.
+        """
+        caches = [self._known(path.sequence_id) for path in paths]
+        moved = [cache.moves(path.first_position, path.nodes) for path, cache in zip(paths, caches, strict=True)]
+        try:
+            if any(sources.size for sources, _ in moved):
+                sources, targets = (np.concatenate(slots) for slots in zip(*moved, strict=True))
+                self._move_everywhere(KVMoves(sources, targets))
+        except BaseException:
+            for path, cache in zip(paths, caches, strict=True):
+                cache.truncate(path.first_position)
+            raise
+        for path, cache in zip(paths, caches, strict=True):
+            cache.truncate(path.first_position + len(path.nodes))
+
     def release(self, sequence_ids: Iterable[int] | None) -> None:
         """Forget these sequences (None: all) and free their blocks; unknown ids are ignored."""
         for sequence_id in list(self._sequences) if sequence_ids is None else sequence_ids:
@@ -176,6 +199,11 @@ class Engine:
             )
             return cast(torch.Tensor, output.logits[0, :, : self.vocabulary_size].float())
 
+    def move(self, moves: KVMoves) -> None:
+        """Copy entries of this rank's KV pool."""
+        slots = torch.from_numpy(np.stack([moves.sources, moves.targets])).to(self.device, torch.int64)
+        self._pool.move_(slots[0], slots[1])
+
     def close(self) -> None:
         """Leave the tensor-parallel group, if any; followers stop. The engine is not used afterwards."""
         if self.group is not None:
@@ -188,6 +216,17 @@ class Engine:
             self.group.send_step(step)
             try:
                 return self.execute(step)
+            except RuntimeError as error:
+                raise group_broken(error) from error
+
+    def _move_everywhere(self, moves: KVMoves) -> None:
+        if self.group is None:
+            self.move(moves)
+            return
+        with self.group.lock:
+            self.group.send_moves(moves)
+            try:
+                self.move(moves)
             except RuntimeError as error:
                 raise group_broken(error) from error
 
@@ -224,6 +263,10 @@ class Engine:
             raise ValueError(f"{where}: {item.first_position + count} tokens exceed the context {self.context_length}")
         if int(item.token_ids.min()) < 0 or int(item.token_ids.max()) >= self._loaded.embedding_size:
             raise ValueError(f"{where}: token ids must be from 0 to {self._loaded.embedding_size - 1}")
+        if item.parents is not None:
+            if len(item.parents) > count:
+                raise ValueError(f"{where}: a tree of {len(item.parents)} nodes in {count} tokens")
+            check_parents(item.parents)
 
     def _try_out(self, model: str) -> None:
         """Run one token through the model, on all ranks alike, so that what cannot work is refused at start-up."""

@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from workers.decoding.logit_rules import CompiledRules, RuleContext
 from workers.decoding.sampling import PositionRun
+from workers.decoding.trees import ancestry, straight_runs
 from workers.engine.engine import Engine
-from workers.engine.step import StepInput
+from workers.engine.step import AcceptedPath, StepInput
 from workers.engine.token_history import TokenHistory
-from workers.messages import ProposeItem, SamplingParams, VerifyItem, WorkerStats
+from workers.messages import Proposal, ProposeItem, SamplingParams, VerifyItem, WorkerStats
 
 
 @dataclass(slots=True)
@@ -63,6 +65,35 @@ class FollowedSequences:
         if followed.rules is not None:
             context = RuleContext(followed.rules, followed.history.tokens, followed.prompt_tokens)
         return PositionRun(followed.sampling, first_position, positions, context)
+
+    def tree_runs(self, sequence_id: int, first_position: int, tree: Proposal) -> list[PositionRun]:
+        """Return what is needed to draw behind the last committed token and behind each node of `tree`, in this order.
+
+        The tree begins at `first_position` and has been read. Every position gets the history of its own path.
+        """
+        assert tree.parents is not None
+        followed = self._sequences[sequence_id]
+        committed = followed.history.tokens[:first_position]
+        descends = ancestry(tree.parents)
+        runs = []
+        for rows in straight_runs(tree.parents):
+            # Row 0 is behind the last committed token, row 1 + i behind node i and all it descends from.
+            above = int(descends[rows[0] - 1].sum()) if rows[0] else 0
+            context = None
+            if followed.rules is not None:
+                path = tree.token_ids[descends[rows[-1] - 1]] if rows[-1] else tree.token_ids[:0]
+                context = RuleContext(followed.rules, np.concatenate([committed, path]), followed.prompt_tokens)
+            runs.append(PositionRun(followed.sampling, first_position + above, len(rows), context))
+        return runs
+
+    def keep_paths(self, paths: Sequence[AcceptedPath]) -> None:
+        """Let KV cache and history hold the accepted paths instead of the trees; see `Engine.keep_paths`."""
+        self._engine.keep_paths(paths)
+        for path in paths:
+            followed = self._sequences[path.sequence_id]
+            if followed.rules is not None:
+                kept = followed.history.tokens[path.first_position + path.nodes]
+                followed.history.write(path.first_position, kept)
 
     def has_rules(self, sequence_id: int) -> bool:
         """Whether the sequence was started with logit rules."""

@@ -11,6 +11,7 @@ import torch
 from workers.engine.block_pool import blocks_for
 from workers.engine.kv_pool import KVPool
 from workers.engine.step import PackedStep
+from workers.engine.tree_mask import TreeMask, tree_arrays, tree_mask
 
 # Gathering a key costs about as much as scoring it with this many queries; the start of one more attention call
 # about as much as scoring this many query-key pairs. Rough CPU measurements: only speed depends on them.
@@ -25,7 +26,8 @@ class AttentionGroup:
 
     Sequences with fewer than n new tokens repeat their last query; those extra rows are computed and dropped, so
     that no row is ever fully masked. `visible` says which of the W * block_tokens keys each query may see: causal
-    order within its own sequence. Another shape of proposal needs another `visible` and nothing else.
+    order within its own sequence, and in trees ancestors only. Another shape of proposal needs another `visible` and
+    nothing else.
     """
 
     start: int  # the group's rows of the packed step are start to stop - 1
@@ -39,6 +41,7 @@ class AttentionGroup:
     padded_rows: torch.Tensor | None  # int64 [B * n], packed rows with repeats; None: no padding
     kept_rows: torch.Tensor | None  # int64 [stop - start], rows of [B * n] to keep; None: all
     key_slots: int  # W * block_tokens
+    tree: TreeMask | None = None  # where there are trees among the sequences
     _biases: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -50,8 +53,12 @@ class AttentionGroup:
         """Return bool [B, n, W * block_tokens]; `window` limits how many tokens back a query sees, itself included."""
         keys = torch.arange(self.key_slots, device=self.positions.device)
         positions = self.positions.unsqueeze(-1)
-        seen = keys <= positions
-        return seen if window is None else seen & (keys > positions - window)
+        seen = keys <= (positions if self.tree is None else self.tree.ends.unsqueeze(-1))
+        if window is not None:
+            seen &= keys > positions - window
+        if self.tree is not None:
+            self.tree.add_to_(seen, window)
+        return seen
 
     def bias(self, window: int | None, copies: int, dtype: torch.dtype) -> torch.Tensor:
         """Return what to add to the scores, 0 or -inf: `dtype` [B, 1, copies * n, W * block_tokens].
@@ -103,9 +110,10 @@ def prepare_step(step: PackedStep, pool: KVPool, device: torch.device) -> StepMe
     """Work out slots, gather indices and groups of `step`, and move them to `device` in one copy."""
     starts = np.cumsum(step.new_tokens) - step.new_tokens
     sequence_of = np.repeat(np.arange(len(step.new_tokens)), step.new_tokens)
-    block = step.block_tables[sequence_of, step.positions // pool.block_tokens].astype(np.int64)
-    slots = block * pool.block_tokens + step.positions % pool.block_tokens
-    entered = block[step.positions % pool.block_tokens == 0]
+    places = step.places()
+    block = step.block_tables[sequence_of, places // pool.block_tokens].astype(np.int64)
+    slots = block * pool.block_tokens + places % pool.block_tokens
+    entered = block[places % pool.block_tokens == 0]
     arrays: list[npt.NDArray[np.integer]] = [step.token_ids, step.positions, slots, entered, step.logit_rows]
     shared = len(arrays)
     layouts = [
@@ -113,12 +121,11 @@ def prepare_step(step: PackedStep, pool: KVPool, device: torch.device) -> StepMe
         for first, end in group_bounds(step.new_tokens.tolist(), step.context_lengths.tolist())
     ]
     for layout in layouts:
-        arrays += [layout.tables, layout.positions, layout.padded_rows, layout.kept_rows]
+        arrays += layout.arrays()
     packed = np.concatenate([array.ravel() for array in arrays]).astype(np.int64, copy=False)
     parts = _split(torch.from_numpy(packed).to(device), [array.size for array in arrays])
-    groups = tuple(
-        layout.group(parts[shared + 4 * index : shared + 4 + 4 * index]) for index, layout in enumerate(layouts)
-    )
+    rest = iter(parts[shared:])
+    groups = tuple(layout.group(list(itertools.islice(rest, len(layout.arrays())))) for layout in layouts)
     token_ids, positions, slots_there, entered_there, logit_rows = parts[:shared]
     return StepMetadata(
         pool, token_ids.unsqueeze(0), positions.unsqueeze(0), slots_there, entered_there, logit_rows, groups
@@ -142,6 +149,11 @@ class _Layout:
     positions: npt.NDArray[np.int32]  # [B, n]
     padded_rows: npt.NDArray[np.integer]  # [B, n], or empty without padding
     kept_rows: npt.NDArray[np.integer]  # [stop - start], or empty without padding
+    trees: tuple[npt.NDArray[np.integer], ...]  # of `tree_arrays`
+
+    def arrays(self) -> list[npt.NDArray[np.integer]]:
+        """Return what has to be on the device, in the order in which `group` takes it."""
+        return [self.tables, self.positions, self.padded_rows, self.kept_rows, *self.trees]
 
     def first_slot(self) -> int | None:
         table: list[int] = self.tables[0].tolist()
@@ -150,7 +162,7 @@ class _Layout:
         return table[0] * (self.key_slots // len(table))
 
     def group(self, parts: Sequence[torch.Tensor]) -> AttentionGroup:
-        blocks, positions, padded_rows, kept_rows = parts
+        blocks, positions, padded_rows, kept_rows, *trees = parts
         context = int(self.contexts.max())
         size, queries = self.positions.shape
         return AttentionGroup(
@@ -165,6 +177,7 @@ class _Layout:
             padded_rows=padded_rows if len(padded_rows) else None,
             kept_rows=kept_rows if len(kept_rows) else None,
             key_slots=self.key_slots,
+            tree=tree_mask(trees, (size, queries)),
         )
 
 
@@ -176,13 +189,15 @@ def _lay_out(step: PackedStep, starts: npt.NDArray[np.integer], first: int, end:
     needs_padding = counts.min() < counts.max()
     nothing = starts[:0]
     width = blocks_for(int(contexts.max()), block_tokens)
+    positions = step.positions[rows]
     return _Layout(
         start=int(starts[first]),
         stop=int(starts[end - 1] + step.new_tokens[end - 1]),
         contexts=contexts,
         key_slots=width * block_tokens,
         tables=step.block_tables[first:end, :width],
-        positions=step.positions[rows],
+        positions=positions,
         padded_rows=rows if needs_padding else nothing,
         kept_rows=np.flatnonzero(offsets < counts) if needs_padding else nothing,
+        trees=tree_arrays(step, first, end, positions, width * block_tokens) if len(step.parents) else (),
     )

@@ -43,7 +43,9 @@ class ItemRows:
         """Return what the engine reads for the item."""
         item = self.item
         read = np.concatenate([item.committed, item.proposal.token_ids])
-        return StepInput(item.sequence_id, item.first_position, read, logit_rows=self.rows)
+        return StepInput(
+            item.sequence_id, item.first_position, read, logit_rows=self.rows, parents=item.proposal.parents
+        )
 
 
 def lay_out(items: Sequence[VerifyItem]) -> list[ItemRows]:
@@ -56,10 +58,9 @@ def lay_out(items: Sequence[VerifyItem]) -> list[ItemRows]:
     return parts
 
 
-def select_rows(logits: torch.Tensor, ranges: Sequence[range]) -> torch.Tensor:
-    """Return the rows of `logits` [R, V] in `ranges`, end to end; `logits` itself where that is all of them."""
-    indices: list[npt.NDArray[np.int64]] = [np.arange(each.start, each.stop) for each in ranges]
-    rows = np.concatenate(indices) if indices else np.empty(0, dtype=np.int64)
-    if len(rows) == len(logits):
+def select_rows(logits: torch.Tensor, rows: Sequence[npt.NDArray[np.integer]]) -> torch.Tensor:
+    """Return the `rows` of `logits` [R, V], end to end; `logits` itself where they are all of them, in order."""
+    indices = np.concatenate(rows).astype(np.int64)
+    if len(indices) == len(logits) and bool((indices == np.arange(len(indices))).all()):
         return logits
-    return logits[torch.from_numpy(rows).to(logits.device)]
+    return logits[torch.from_numpy(indices).to(logits.device)]

@@ -57,6 +57,11 @@ class KVPool:
             states.view(-1, self.block_tokens * states[0].numel()).index_fill_(0, entered_blocks, 0.0)
         states.index_copy_(0, slots, new)
 
+    def move_(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy the entries at slots `sources` to `targets`, int64 [n] each, in every layer; they may overlap."""
+        for states in (*self.keys, *self.values):
+            states.index_copy_(0, targets, states.index_select(0, sources))
+
 
 def affordable_blocks(shape: KVShape, kv_cache_gib: float, block_tokens: int, context_length: int) -> int:
     """Return how many blocks `kv_cache_gib` GiB hold.

@@ -1,12 +1,14 @@
 """Reports of log-probabilities: what the items of a step ask for, worked out in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from workers.decoding.logprobs import split_logprobs, token_logprobs
+from workers.decoding.verification import VerifiedProposal
 from workers.engine.item_rows import ItemRows, select_rows
 from workers.messages import TokenIds, TokenLogprobs, VerifiedItem
 
@@ -19,20 +21,29 @@ class _Report:
 
     answer: int
     scored: bool
-    rows: range
+    rows: npt.NDArray[np.integer]
     tokens: TokenIds
     top: int
 
 
 def with_reports(
-    logits: torch.Tensor, parts: Sequence[ItemRows], answers: Sequence[VerifiedItem]
+    logits: torch.Tensor,
+    parts: Sequence[ItemRows],
+    outcomes: Mapping[int, VerifiedProposal],
+    answers: Sequence[VerifiedItem],
 ) -> list[VerifiedItem]:
-    """Return `answers` with the log-probabilities that their items asked for; `logits` [R, V] are the step's.
+    """Return `answers` with the log-probabilities that their items asked for.
 
+    `logits` [R, V] are the step's; `outcomes`, by sequence id, say which of a proposal's draws the answers hold.
     A sequence whose report would not be a number gets a fault instead.
     """
     reported = list(answers)
-    wanted = [report for index, part in enumerate(parts) for report in _wanted(index, part, answers[index])]
+    wanted = [
+        report
+        for index, part in enumerate(parts)
+        if part.item.logprobs is not None and answers[index].fault is None
+        for report in _wanted(index, part, outcomes.get(part.item.sequence_id))
+    ]
     if not wanted:
         return reported
     counts, tops = [len(report.tokens) for report in wanted], [report.top for report in wanted]
@@ -43,14 +54,12 @@ def with_reports(
     return reported
 
 
-def _wanted(index: int, part: ItemRows, answer: VerifiedItem) -> list[_Report]:
-    item, reports = part.item, []
-    if item.logprobs is None or answer.fault is not None:
-        return []
-    for scored, first, tokens in ((True, part.first, item.scored), (False, part.first_draw, answer.token_ids)):
-        if len(tokens):
-            reports.append(_Report(index, scored, range(first, first + len(tokens)), tokens, item.logprobs))
-    return reports
+def _wanted(index: int, part: ItemRows, outcome: VerifiedProposal | None) -> Iterator[_Report]:
+    top = part.item.logprobs or 0
+    if len(part.item.scored):
+        yield _Report(index, True, part.first + np.arange(len(part.item.scored)), part.item.scored, top)
+    if outcome is not None:
+        yield _Report(index, False, part.first_draw + outcome.rows, outcome.token_ids, top)
 
 
 def _reported(answer: VerifiedItem, scored: bool, logprobs: TokenLogprobs) -> VerifiedItem:

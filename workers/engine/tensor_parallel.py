@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from workers.engine.loading import attention_shape, load_config
-from workers.engine.step import Int32Array, PackedStep
+from workers.engine.step import Int32Array, KVMoves, PackedStep
 from workers.errors import ConfigurationError, LinkClosedError
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,11 @@ class _Message(IntEnum):
     STOP = 0
     STEP = 1
     HEARTBEAT = 2
+    MOVES = 3
 
 
 class StepRunner(Protocol):
-    """What a follower drives: an engine that runs packed steps and knows its group."""
+    """What a follower drives: an engine that runs packed steps, moves KV entries and knows its group."""
 
     @property
     def group(self) -> "RankGroup | None":
@@ -56,6 +57,10 @@ class StepRunner(Protocol):
 
     def execute(self, step: PackedStep) -> torch.Tensor:
         """Run one forward pass on this rank's share."""
+        ...
+
+    def move(self, moves: KVMoves) -> None:
+        """Copy entries of this rank's KV pool."""
         ...
 
 
@@ -108,8 +113,12 @@ class RankGroup:
         """Broadcast a step from rank 0. Raises LinkClosedError when a follower is gone."""
         self._send(_Message.STEP, step.to_array())
 
-    def receive_step(self) -> PackedStep | None:
-        """Wait for rank 0's next step; None means stop.
+    def send_moves(self, moves: KVMoves) -> None:
+        """Broadcast copies of KV entries from rank 0. Raises LinkClosedError when a follower is gone."""
+        self._send(_Message.MOVES, moves.to_array())
+
+    def receive(self) -> PackedStep | KVMoves | None:
+        """Wait for what rank 0 does next; None means stop.
 
         Raises LinkClosedError when rank 0 is gone or silent for `timeout_s`.
         """
@@ -120,10 +129,10 @@ class RankGroup:
                 kind, size = header.tolist()
                 if kind == _Message.STOP:
                     return None
-                if kind == _Message.STEP:
+                if kind in (_Message.STEP, _Message.MOVES):
                     payload = torch.empty(size, dtype=torch.int32)
                     dist.broadcast(payload, src=0, group=self._control)
-                    return PackedStep.from_array(payload.numpy())
+                    return (PackedStep if kind == _Message.STEP else KVMoves).from_array(payload.numpy())
         except RuntimeError as error:
             raise group_broken(error) from error
 
@@ -216,8 +225,11 @@ def follow(engine: StepRunner) -> None:
     group = engine.group
     if group is None or group.rank.rank == 0:
         raise ValueError("only ranks above 0 of a tensor-parallel group follow")
-    while (step := group.receive_step()) is not None:
+    while (work := group.receive()) is not None:
         try:
-            engine.execute(step)
+            if isinstance(work, KVMoves):
+                engine.move(work)
+            else:
+                engine.execute(work)
         except RuntimeError as error:
             raise group_broken(error) from error

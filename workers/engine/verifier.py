@@ -8,14 +8,15 @@ import torch
 
 from workers.decoding.ratio import RatioChain, uniform_numbers, verify_by_ratio
 from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, draw_tokens
-from workers.decoding.verification import VerifiedChain, verify_chain
+from workers.decoding.verification import VerifiedProposal, verify_coupled
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
 from workers.engine.item_rows import ItemRows, lay_out, select_rows
 from workers.engine.reports import NOT_FINITE, with_reports
+from workers.engine.tree_rounds import accepted_paths, runs_of
 from workers.messages import VerifiedItem, VerifyItem, VerifyRequest, VerifyResponse, WorkerStats
 
-Outcomes = dict[int, VerifiedChain]
+Outcomes = dict[int, VerifiedProposal]
 """What became of each proposal, by sequence id."""
 
 
@@ -52,8 +53,9 @@ class Verifier:
         coupled = [part for part in drawing if part.item.proposal.q is None]
         by_ratio = [part for part in drawing if part.item.proposal.q is not None]
         outcomes = self._verify_coupled(logits, coupled) | self._verify_by_ratio(logits, by_ratio)
+        self._followed.keep_paths(accepted_paths(coupled, outcomes))
         answers = [self._conclude(part, outcomes.get(part.item.sequence_id)) for part in parts]
-        return with_reports(logits, parts, answers)
+        return with_reports(logits, parts, outcomes, answers)
 
     def _verify_coupled(self, logits: torch.Tensor, parts: list[ItemRows]) -> Outcomes:
         if not parts:
@@ -61,7 +63,7 @@ class Verifier:
         drawn = draw_tokens(*self._draw_rows(logits, parts)).to("cpu").numpy().astype(np.int32)
         pieces = np.split(drawn, np.cumsum([part.draws for part in parts])[:-1])
         return {
-            part.item.sequence_id: verify_chain(piece, part.item.proposal.token_ids)
+            part.item.sequence_id: verify_coupled(piece, part.item.proposal)
             for part, piece in zip(parts, pieces, strict=True)
         }
 
@@ -81,11 +83,11 @@ class Verifier:
 
     def _draw_rows(self, logits: torch.Tensor, parts: list[ItemRows]) -> tuple[torch.Tensor, SamplingRows]:
         """Return the logits of all draws of `parts`, end to end, and how to draw from them."""
-        runs = [self._followed.run(part.item.sequence_id, part.next_position, part.draws) for part in parts]
-        rows = select_rows(logits, [range(part.first_draw, part.first_draw + part.draws) for part in parts])
+        runs = [run for part in parts for run in runs_of(self._followed, part)]
+        rows = select_rows(logits, [part.first_draw + np.arange(part.draws) for part in parts])
         return rows, SamplingRows.of_runs(runs, device=logits.device)
 
-    def _conclude(self, part: ItemRows, outcome: VerifiedChain | None) -> VerifiedItem:
+    def _conclude(self, part: ItemRows, outcome: VerifiedProposal | None) -> VerifiedItem:
         """Roll the KV back to what was accepted; an item without an outcome was only to be read."""
         item = part.item
         if outcome is None:

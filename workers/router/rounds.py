@@ -1,20 +1,25 @@
 """One round as data: what to ask the drafters, what to ask the target, and how answers become commits. Pure."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from workers.decoding.trees import check_tree
 from workers.messages import (
     NO_PROPOSAL,
     Proposal,
     ProposedItem,
     ProposeItem,
     ProposeRequest,
+    SparseProbabilities,
     Verification,
     VerifyItem,
     VerifyRequest,
 )
 from workers.router.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +106,50 @@ def propose_items(
     return {worker_id: ProposeRequest(tuple(items)) for worker_id, items in requests.items()}
 
 
+def proposal_fault(proposal: Proposal, draft_tokens: int) -> str | None:
+    """Say why `proposal` must not reach the target, which was asked to hold `draft_tokens` drafts at most; or None.
+
+    No path is longer than its tree has nodes, so this bounds what a verification can commit, too.
+    """
+    if len(proposal) > draft_tokens:
+        return f"{len(proposal)} drafts where {draft_tokens} were asked for"
+    if proposal.q is not None and (reason := _q_fault(proposal, proposal.q)):
+        return reason
+    if proposal.parents is not None:
+        try:
+            check_tree(proposal.token_ids, proposal.parents)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def _q_fault(proposal: Proposal, q: SparseProbabilities) -> str | None:
+    if proposal.parents is not None:
+        return "a tree with the q of a chain"
+    if q.token_ids.shape != q.probabilities.shape or len(q.token_ids) != len(proposal):
+        return f"q of shape {q.probabilities.shape} for {len(proposal)} drafts"
+    drawn = (q.token_ids == proposal.token_ids[:, None]) & (q.probabilities > 0)
+    return None if drawn.any(axis=1).all() else "a draft that its q gives no probability"
+
+
 def apply_proposed(plan: PlannedSequence, item: ProposeItem, answer: ProposedItem) -> Proposal:
-    """Note what the drafter has read and return its proposal; an answer to an older epoch gives none."""
+    """Note what the drafter has read and return its proposal; an answer to an older epoch gives none.
+
+    A proposal that cannot be verified is the drafter's fault and costs the target nothing: it is dropped.
+    """
     sequence = plan.sequence
     if answer.epoch != sequence.epoch or sequence.finish_reason is not None:
         return NO_PROPOSAL
     if answer.lost:
         sequence.drafter.restart()
         return NO_PROPOSAL
-    sequence.read_by_drafter(item.first_position + len(item.committed), len(answer.proposal))
+    read_tokens = item.first_position + len(item.committed)
+    fault = proposal_fault(answer.proposal, item.draft_tokens)
+    if fault is not None:
+        logger.warning("a proposal of %s is dropped: %s", sequence.drafter.worker_id, fault)
+        sequence.read_by_drafter(read_tokens, NO_PROPOSAL)
+        return NO_PROPOSAL
+    sequence.read_by_drafter(read_tokens, answer.proposal)
     return answer.proposal
 
 

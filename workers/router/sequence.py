@@ -6,6 +6,7 @@ import numpy as np
 
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.decoding.stopping import StopChecker
+from workers.decoding.trees import proposal_depth
 from workers.messages import (
     FinishReason,
     GenerationRequest,
@@ -77,9 +78,13 @@ class Sequence:
         self.epoch += 1
         self.target.cached_tokens += tokens
 
-    def read_by_drafter(self, read_tokens: int, drafted_tokens: int) -> None:
-        """The drafter read commits up to position `read_tokens` and its own drafts but the last."""
-        self.drafter.cached_tokens = read_tokens + max(0, drafted_tokens - 1)
+    def read_by_drafter(self, read_tokens: int, proposal: Proposal) -> None:
+        """The drafter read commits up to position `read_tokens` and, of a chain, its own drafts but the last.
+
+        Which nodes of a tree it holds, and where, is its own affair: nothing beyond the commits is counted on.
+        """
+        own_drafts = max(0, len(proposal) - 1) if proposal.parents is None else 0
+        self.drafter.cached_tokens = read_tokens + own_drafts
 
     def commit(self, verified: VerifiedItem, proposal: Proposal) -> TokenChunk:
         """Append the verified tokens, up to where the sequence ends, and return what is new.
@@ -93,7 +98,7 @@ class Sequence:
         self.target.cached_tokens = self._length + verified.accepted
         self._tokens[self._length : self._length + len(kept)] = kept
         self._length += len(kept)
-        self._count(len(proposal), min(verified.accepted, len(kept)), len(kept))
+        self._count(proposal, min(verified.accepted, len(kept)), len(kept))
         self.epoch += 1
         self.finish_reason = outcome.finish_reason
         usage = self.usage() if outcome.finish_reason else None
@@ -115,12 +120,12 @@ class Sequence:
             fallback_rounds=self._fallback_rounds,
         )
 
-    def _count(self, drafted: int, accepted: int, committed: int) -> None:
+    def _count(self, proposal: Proposal, accepted: int, committed: int) -> None:
         self._verifications += 1
-        self._draft_tokens += drafted
+        self._draft_tokens += len(proposal)
         self._accepted_tokens += accepted
         self._verified_tokens += committed
-        missing = drafted - len(self._accepted_per_position)
+        missing = proposal_depth(proposal) - len(self._accepted_per_position)
         self._accepted_per_position.extend([0] * missing)
         for position in range(accepted):
             self._accepted_per_position[position] += 1
