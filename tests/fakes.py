@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
@@ -33,6 +34,7 @@ from workers.messages import (
     SpeculationUsage,
     StatsRequest,
     TokenChunk,
+    TokenLogprobs,
     VerifiedItem,
     VerifyItem,
     VerifyRequest,
@@ -154,6 +156,27 @@ def toy_continuation(prompt: Sequence[int], sampling: SamplingParams, tokens: in
     for _ in range(tokens):
         history.append(toy_next(history, sampling))
     return history[len(prompt) :]
+
+
+def toy_logprob(history: Sequence[int], token: int) -> float:
+    """The toy target's log-probability of `token` after `history`, made up from the position and the last token."""
+    return -(zlib.crc32(repr((len(history), int(history[-1]), int(token))).encode()) % 4096) / 256
+
+
+def toy_logprobs(tokens: Sequence[int], start: int, likeliest: int) -> TokenLogprobs:
+    """The log-probabilities of `tokens` from position `start` (at least 1) on; the first of each top is impossible."""
+    positions = range(start, len(tokens))
+    ids = [[(tokens[position - 1] + other) % TOY_VOCABULARY for other in range(likeliest)] for position in positions]
+    shape = (len(positions), likeliest)
+    top = [
+        [-np.inf if token == ids[row][0] else toy_logprob(tokens[: start + row], token) for token in ids[row]]
+        for row in range(len(positions))
+    ]
+    return TokenLogprobs(
+        np.array([toy_logprob(tokens[:position], tokens[position]) for position in positions], dtype=np.float32),
+        np.array(ids, dtype=np.int32).reshape(shape),
+        np.array(top, dtype=np.float32).reshape(shape),
+    )
 
 
 Guess = Callable[[Sequence[int], SamplingParams], int]
@@ -346,8 +369,9 @@ class ScriptedTarget(ScriptedWorker):
             return VerifiedItem(item.sequence_id, epoch, lost=True)
         if held.tokens[0] == self.faulty_first_token:
             return VerifiedItem(item.sequence_id, epoch, fault="its logits are not finite")
+        scored = self._scored(item, held)
         if not item.sample:
-            return VerifiedItem(item.sequence_id, epoch)
+            return VerifiedItem(item.sequence_id, epoch, scored=scored)
         base = item.first_position + len(item.committed)
         accepted = 0
         while base + accepted < len(held.tokens):
@@ -356,7 +380,20 @@ class ScriptedTarget(ScriptedWorker):
             accepted += 1
         del held.tokens[base + accepted :]
         own = toy_next(held.tokens, held.sampling)
-        return VerifiedItem(item.sequence_id, epoch, accepted, token_ids([*held.tokens[base:], own]))
+        drawn = [*held.tokens[base:], own]
+        known = [*held.tokens, own]
+        logprobs = None if item.logprobs is None else toy_logprobs(known, base, item.logprobs)
+        return VerifiedItem(item.sequence_id, epoch, accepted, token_ids(drawn), logprobs=logprobs, scored=scored)
+
+    def _scored(self, item: VerifyItem, held: HeldSequence) -> TokenLogprobs | None:
+        if not len(item.scored):
+            return None
+        self.require(item.logprobs is not None, "scores of the prompt, but of how many tokens?")
+        self.require(len(item.scored) <= len(item.committed), "tokens to score that stand behind nothing read")
+        behind = item.committed[1:].tolist()
+        self.require(item.scored.tolist()[: len(behind)] == behind[: len(item.scored)], "scored is not what follows")
+        tokens = [*held.tokens[: item.first_position + 1], *item.scored.tolist()]
+        return toy_logprobs(tokens, item.first_position + 1, item.logprobs or 0)
 
 
 class ScriptedDrafter(ScriptedWorker):
