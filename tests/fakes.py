@@ -58,14 +58,21 @@ PLAIN_TEMPLATE = (
 TARGET = WorkerReport(WorkerRegistration("target-0", WorkerRole.TARGET, "tiny", (1,), 257, 64, 16, 8), None)
 
 
-def byte_tokenizer(chat_template: str | None = PLAIN_TEMPLATE) -> TokenizersBackend:
-    """Return a tokenizer with one token per byte (ids 1 to 256) and an end-of-text token (id 0), 257 ids in all."""
+def byte_tokenizer(
+    chat_template: str | None = PLAIN_TEMPLATE, texts: Sequence[str] = (), merges: int = 0
+) -> TokenizersBackend:
+    """Return a tokenizer with one token per byte (ids 1 to 256) and an end-of-text token (id 0), 257 ids in all.
+
+    Further ids are for up to `merges` tokens of several bytes, those that make `texts` shortest.
+    """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = BpeTrainer(vocab_size=257, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([], trainer)
+    trainer = BpeTrainer(
+        vocab_size=257 + merges, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
     build: Callable[..., TokenizersBackend] = TokenizersBackend
     return build(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, chat_template=chat_template)
 
@@ -92,7 +99,7 @@ def word_tokenizer(words: Sequence[str]) -> TokenizersBackend:
 
 def in_blocks(ids: Sequence[int], block: int, finish_reason: FinishReason = FinishReason.LENGTH) -> list[TokenChunk]:
     """Return `ids` as chunks of `block` tokens, the last with a finish reason and a plausible usage."""
-    pieces = [token_ids(list(ids[start : start + block])) for start in range(0, len(ids), block)]
+    pieces = [token_ids(list(ids[start : start + block])) for start in range(0, max(len(ids), 1), block)]
     usage = SpeculationUsage(
         verifications=len(pieces),
         draft_tokens=len(pieces) * block,
