@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from deployments.text import TextCodec
 from deployments.visible_text import echo_of_ids, echo_of_text
+from tests.deployments.both_ways import ask_both_ways, committing
 from tests.deployments.helpers import COMPLETIONS, events_of, logprobs_of, streamed_text
 from tests.deployments.toy import PIECES, Post, with_toy_app
 from tests.fakes import ScriptedService, byte_tokenizer, toy_logprobs
@@ -64,6 +65,16 @@ def test_a_prompt_that_is_never_wholly_scored_is_an_error_not_a_gap(client_of: A
     assert client_of(ScriptedService(lambda _: [chunk])).post(COMPLETIONS, json=body).status_code == 500
     failed = [GenerationFailed(503, "gone", "the target is gone")]
     assert client_of(ScriptedService(lambda _: failed)).post(COMPLETIONS, json=body).status_code == 503
+
+
+@pytest.mark.parametrize("stop", ["cat", " ca", "e ca"])
+def test_a_stop_string_in_the_completion_leaves_the_prompts_entries_alone(codec: TextCodec, stop: str) -> None:
+    script = committing(codec.encode("the cat").tolist(), [2], codec)
+    body = {"prompt": "cat cat", "echo": True, "logprobs": 1, "stop": stop, "max_tokens": 7}
+    choice = ask_both_ways(script, codec, COMPLETIONS, body)
+    assert choice["text"] == "cat cat" + "the cat"[: "the cat".index(stop)]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert choice["logprobs"]["text_offset"] == list(range(len(choice["text"])))
 
 
 # --- nothing but the prompt ----------------------------------------------------------------------------------

@@ -2,85 +2,30 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.testclient import TestClient
 
-from deployments.http_app import create_app
 from deployments.logprobs import IMPOSSIBLE, TokenPlaces
 from deployments.text import TextCodec
-from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, LIMITS, events_of, logprobs_of, says, streamed_text
-from tests.fakes import Script, ScriptedService, byte_tokenizer, toy_logprobs
+from tests.deployments.both_ways import ask_both_ways, committing
+from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, says
+from tests.fakes import ScriptedService, byte_tokenizer, toy_logprobs
 from workers.messages import (
     FinishReason,
     GenerationRequest,
-    Proposal,
     TokenChunk,
-    VerifiedItem,
     token_ids,
 )
-from workers.router.sequence import Sequence
 
 Clients = Callable[..., Any]
 SAMPLE = "the cat and the hat 日本語 🙂é the end"
 MERGED = TextCodec(byte_tokenizer(texts=[SAMPLE] * 3, merges=40))
 """Tokens of one byte and of several, some of which end in the middle of a character."""
 LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-
-
-def blocks_of(ids: list[int], lengths: list[int]) -> list[list[int]]:
-    """`ids` cut into blocks of `lengths`, again and again."""
-    blocks = []
-    while ids:
-        length = lengths[len(blocks) % len(lengths)]
-        blocks.append(ids[:length])
-        ids = ids[length:]
-    return blocks
-
-
-def committing(ids: list[int], lengths: list[int], codec: TextCodec = MERGED) -> Script:
-    """A script that commits `ids` in blocks as the router does, so that stops and held-back text are its own."""
-
-    def script(request: GenerationRequest) -> Iterator[TokenChunk]:
-        sequence = Sequence(1, request, codec.detokenizer)
-        tokens = request.prompt.tolist()
-        for block in blocks_of(ids[: request.stop.max_tokens], lengths):
-            logprobs = None
-            if request.logprobs is not None:
-                logprobs = toy_logprobs([*tokens, *block], len(tokens), request.logprobs)
-            tokens += block
-            verified = VerifiedItem(1, 0, len(block) - 1, token_ids(block), logprobs=logprobs)
-            yield sequence.commit(verified, Proposal(token_ids(block[:-1])))
-            if sequence.finish_reason is not None:
-                return
-
-    return script
-
-
-def ask_both_ways(script: Script, codec: TextCodec, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The one choice of a whole answer, after checking that the stream tells the same."""
-    limits = dataclasses.replace(LIMITS, vocabulary_size=codec.vocabulary_size, context_length=256)
-    client = TestClient(create_app(ScriptedService(script), codec, limits), raise_server_exceptions=False)
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    choice: dict[str, Any] = response.json()["choices"][0]
-    events = events_of(client.post(path, json={**body, "stream": True}).text)
-    assert events[-1] == "[DONE]"
-    text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
-    assert streamed_text(events) == text
-    told = {name: values for name, values in choice["logprobs"].items() if values}
-    assert {name: values for name, values in logprobs_of(events).items() if values} == told
-    offsets = told.get("text_offset", [])
-    for event in events[:-1] if path == COMPLETIONS else []:
-        # An entry never runs ahead of its text.
-        shown = len(offsets) and streamed_text(events[: events.index(event) + 1])
-        here = (event["choices"][0]["logprobs"] or {"text_offset": []})["text_offset"]
-        assert all(offset <= len(shown) for offset in here)
-    return choice
 
 
 # --- alignment with the text ---------------------------------------------------------------------------------
@@ -93,7 +38,7 @@ def ask_both_ways(script: Script, codec: TextCodec, path: str, body: dict[str, A
     stop=st.lists(st.text(st.sampled_from("the cand日🙂\ufffd "), min_size=1, max_size=4), max_size=2),
     ignore_eos=st.booleans(),
 )
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_streamed_entries_are_those_of_the_whole_answer_and_belong_to_its_text(
     text: str, noise: list[tuple[int, int]], lengths: list[int], stop: list[str], ignore_eos: bool
 ) -> None:
@@ -101,7 +46,7 @@ def test_streamed_entries_are_those_of_the_whole_answer_and_belong_to_its_text(
     for place, token in noise:
         ids.insert(place, token)
     options = {"max_tokens": len(ids), "ignore_eos": ignore_eos, "stop": stop or None}
-    script = committing(ids, lengths)
+    script = committing(ids, lengths, MERGED)
     completion = ask_both_ways(script, MERGED, COMPLETIONS, {"prompt": [5], "logprobs": 2, **options})
     chat = ask_both_ways(script, MERGED, CHAT, {**HELLO, "logprobs": True, "top_logprobs": 2, **options})
 
@@ -147,7 +92,7 @@ def test_a_token_that_shows_in_part_keeps_its_whole_entry() -> None:
     the = MERGED.token_bytes.text_of(ids[0])
     assert len(the) > 2
     body = {"prompt": [5], "logprobs": 0, "max_tokens": len(ids), "stop": the[2:]}
-    choice = ask_both_ways(committing(ids, [1]), MERGED, COMPLETIONS, body)
+    choice = ask_both_ways(committing(ids, [1], MERGED), MERGED, COMPLETIONS, body)
     assert (choice["text"], choice["logprobs"]["tokens"]) == (the[:2], [the])
 
 
