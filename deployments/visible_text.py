@@ -79,7 +79,7 @@ class PromptEcho:
             tokens = self._prompt[start : start + len(chunk.prompt_logprobs)]
             self._entries += entries_of(tokens, chunk.prompt_logprobs)
         complete = not self._wants_entries or len(self._entries) == len(self._prompt)
-        if not complete and not len(chunk.token_ids):
+        if not complete and not len(chunk.token_ids) and chunk.finish_reason is None:
             return None
         self._told = True
         return TextDelta(self._echoed.text, NO_TOKENS, entries=self._placed() if self._wants_entries else ())

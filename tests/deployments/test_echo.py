@@ -12,7 +12,7 @@ from tests.deployments.both_ways import ask_both_ways, committing
 from tests.deployments.helpers import COMPLETIONS, events_of, logprobs_of, streamed_text
 from tests.deployments.toy import PIECES, Post, with_toy_app
 from tests.fakes import ScriptedService, byte_tokenizer, toy_logprobs
-from workers.messages import GenerationFailed, TokenChunk, token_ids
+from workers.messages import FinishReason, GenerationFailed, TokenChunk, token_ids
 
 
 @pytest.mark.parametrize(("prompt", "shown"), [
@@ -63,6 +63,9 @@ def test_a_prompt_that_is_never_wholly_scored_is_an_error_not_a_gap(client_of: A
     chunk = TokenChunk(token_ids([70]), logprobs=toy_logprobs([5, 70], 1, 0))
     body = {"prompt": [5, 6, 7], "echo": True, "logprobs": 0}
     assert client_of(ScriptedService(lambda _: [chunk])).post(COMPLETIONS, json=body).status_code == 500
+    unscored = [TokenChunk(token_ids([]), None, FinishReason.LENGTH)]
+    nothing = {**body, "max_tokens": 0}
+    assert client_of(ScriptedService(lambda _: unscored)).post(COMPLETIONS, json=nothing).status_code == 500
     failed = [GenerationFailed(503, "gone", "the target is gone")]
     assert client_of(ScriptedService(lambda _: failed)).post(COMPLETIONS, json=body).status_code == 503
 
