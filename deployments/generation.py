@@ -9,18 +9,9 @@ from typing import Protocol
 import anyio
 
 from deployments.text import TextCodec
-from workers.decoding.detokenizer import IncrementalDetokenizer
+from deployments.visible_text import EchoedPrompt, PromptEcho, TextDelta, VisibleText
 from workers.errors import RequestError, UnavailableError
-from workers.messages import (
-    FinishReason,
-    GenerationEvent,
-    GenerationFailed,
-    GenerationRequest,
-    RouterStatus,
-    SpeculationUsage,
-    TokenChunk,
-    TokenIds,
-)
+from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, RouterStatus
 
 # The router ends a request at its own deadline; this much later the ingress stops believing in an answer.
 DEADLINE_GRACE_S = 5.0
@@ -52,19 +43,6 @@ class GenerationFailedError(RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """What one round added to a choice. `text` is empty while it is held back; `token_ids` counts every token.
-
-    `finish_reason` and `usage` are set on the last delta only.
-    """
-
-    text: str
-    token_ids: TokenIds
-    finish_reason: FinishReason | None = None
-    usage: SpeculationUsage | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """A delta and the index of the choice it belongs to."""
 
@@ -72,39 +50,17 @@ class ChoiceDelta:
     delta: TextDelta
 
 
-class VisibleText:
-    """The text of one completion, let out as far as the router allows: beyond may lie the beginning of a stop."""
-
-    def __init__(self, request: GenerationRequest, detokenizer: IncrementalDetokenizer) -> None:
-        self._end_token_ids = request.stop.end_token_ids
-        self._detokenizer = detokenizer
-        self._shown_characters = 0
-        self._held_back = ""
-
-    def add(self, chunk: TokenChunk) -> TextDelta:
-        """Return the delta of `chunk`."""
-        shown_ids = chunk.token_ids.tolist()
-        # An end id hides itself only if the tokenizer calls it special, which not all do.
-        if chunk.finish_reason is FinishReason.STOP and shown_ids and shown_ids[-1] in self._end_token_ids:
-            shown_ids.pop()
-        text = self._held_back + self._detokenizer.push(shown_ids)
-        if chunk.finish_reason is not None:
-            text += self._detokenizer.finish()
-        limit = chunk.visible_characters
-        allowed = len(text) if limit is None else max(0, limit - self._shown_characters)
-        visible, self._held_back = text[:allowed], text[allowed:]
-        self._shown_characters += len(visible)
-        return TextDelta(visible, chunk.token_ids, chunk.finish_reason, chunk.usage)
-
-
 async def generate_text(
-    service: GenerationService, request: GenerationRequest, detokenizer: IncrementalDetokenizer
+    service: GenerationService, request: GenerationRequest, codec: TextCodec, echoed: EchoedPrompt | None = None
 ) -> AsyncGenerator[TextDelta, None]:
-    """Yield the deltas of one choice; the last one has a finish reason. Closing it cancels the generation.
+    """Yield the deltas of one choice, the prompt first if it is echoed; the last one has a finish reason.
+
+    Closing it cancels the generation.
 
     GenerationFailedError as the router says; UnavailableError if it falls silent or stops without a reason.
     """
-    text = VisibleText(request, detokenizer)
+    echo = PromptEcho(request, echoed) if echoed is not None else None
+    text = VisibleText(request, codec, offset=len(echoed.text) if echoed is not None else 0)
     deadline = asyncio.get_running_loop().time() + request.timeout_s + DEADLINE_GRACE_S
     events = service.generate(request)
     try:
@@ -112,7 +68,10 @@ async def generate_text(
             event = await _next_event(events, deadline)
             if isinstance(event, GenerationFailed):
                 raise GenerationFailedError(event)
-            yield text.add(event)
+            if echo is not None and (prompt := echo.add(event)) is not None:
+                yield prompt
+            if len(event.token_ids) or event.finish_reason is not None:
+                yield text.add(event)
             if event.finish_reason is not None:
                 return
     finally:
@@ -120,15 +79,22 @@ async def generate_text(
 
 
 async def generate_choices(
-    service: GenerationService, codec: TextCodec, requests: Sequence[GenerationRequest]
+    service: GenerationService,
+    codec: TextCodec,
+    requests: Sequence[GenerationRequest],
+    echoed: Sequence[EchoedPrompt] = (),
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Run all choices at once and yield their deltas as they come. The first failure cancels the others."""
+    """Run all choices at once and yield their deltas as they come. The first failure cancels the others.
+
+    `echoed` is empty, or has the prompt of each request.
+    """
     # A full queue holds the choices back while the client is slow to read.
     queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(maxsize=len(requests))
 
     async def run(index: int, request: GenerationRequest) -> None:
         try:
-            async with aclosing(generate_text(service, request, codec.detokenizer(request.prompt))) as deltas:
+            prompt = echoed[index] if echoed else None
+            async with aclosing(generate_text(service, request, codec, prompt)) as deltas:
                 async for delta in deltas:
                     await queue.put(ChoiceDelta(index, delta))
         except Exception as error:

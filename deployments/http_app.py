@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.generation import ChoiceDelta, GenerationService, generate_choices
 from deployments.http_errors import EXCEPTION_HANDLERS, BodyTooLargeError, ErrorBoundary
+from deployments.logprobs import chat_logprobs, completion_logprobs, no_logprobs
 from deployments.openai_responses import (
     AnswerFormat,
     AnswerHead,
@@ -26,11 +27,11 @@ from deployments.openai_responses import (
     model_card,
 )
 from deployments.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationFields, parse_request
-from deployments.planning import Planner, ServingLimits
+from deployments.planning import AnswerPlan, Planner, ServingLimits
 from deployments.streaming import EventStream, answer_events, run_while_connected
 from deployments.text import TextCodec
 from workers.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
-from workers.messages import GenerationRequest, RouterStatus
+from workers.messages import RouterStatus
 
 __all__ = ["ServingLimits", "create_app"]
 
@@ -73,14 +74,18 @@ class Endpoints:
         fields = parse_request(CompletionRequest, await self._body(request))
         head = AnswerHead(answer_id("cmpl"), self._limits.served_model_name)
         plan = await self._planner.plan_completion(fields, head.id, trace_context(request))
-        return await self._answer(request, fields, plan, CompletionFormat(head, fields.return_token_ids))
+        wording = no_logprobs if fields.likeliest_tokens is None else completion_logprobs(self._codec.token_bytes)
+        form = CompletionFormat(head, fields.return_token_ids, wording)
+        return await self._answer(request, fields, plan, form)
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         fields = parse_request(ChatCompletionRequest, await self._body(request))
         head = AnswerHead(answer_id("chatcmpl"), self._limits.served_model_name)
         plan = await self._planner.plan_chat(fields, head.id, trace_context(request))
-        return await self._answer(request, fields, plan, ChatFormat(head, fields.return_token_ids))
+        wording = no_logprobs if fields.likeliest_tokens is None else chat_logprobs(self._codec.token_bytes)
+        form = ChatFormat(head, fields.return_token_ids, wording, choices=fields.n)
+        return await self._answer(request, fields, plan, form)
 
     async def models(self) -> Response:
         """GET /v1/models."""
@@ -107,10 +112,10 @@ class Endpoints:
         return JSONResponse(asdict(await self._router_status(WORKER_STATS_TIMEOUT_S, with_worker_stats=True)))
 
     async def _answer(
-        self, request: Request, fields: GenerationFields, plan: tuple[GenerationRequest, ...], form: AnswerFormat
+        self, request: Request, fields: GenerationFields, plan: AnswerPlan, form: AnswerFormat
     ) -> Response:
-        choices = generate_choices(self._service, self._codec, plan)
-        tally = UsageTally(prompt_tokens=sum(len(sequence.prompt) for sequence in plan))
+        choices = generate_choices(self._service, self._codec, plan.sequences, plan.echoed)
+        tally = UsageTally(plan.prompt_tokens)
         if fields.stream:
             # What fails before the first delta is still an ordinary response with its own status.
             first = await run_while_connected(request.receive, take_first(choices))

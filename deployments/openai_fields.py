@@ -24,15 +24,12 @@ NeutralValues: TypeAlias = Mapping[str, tuple[object, ...]]
 # Options of OpenAI and vLLM that are not honoured yet, with the values that ask for nothing. Null always is one.
 # To honour an option, delete its line here and declare the field in openai_schema.py.
 NEUTRAL_IN_BOTH: NeutralValues = {
-    "n": (1,),
-    "best_of": (1,),
     "length_penalty": (1,),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
-    "echo": (False,),
     "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "response_format": ({"type": "text"},),
@@ -46,14 +43,12 @@ NEUTRAL_IN_BOTH: NeutralValues = {
 }
 NEUTRAL_IN_COMPLETIONS: NeutralValues = {
     **NEUTRAL_IN_BOTH,
-    "logprobs": (),
     "suffix": ("",),
     "add_special_tokens": (True,),
 }
 NEUTRAL_IN_CHAT: NeutralValues = {
     **NEUTRAL_IN_BOTH,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
+    "echo": (False,),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),

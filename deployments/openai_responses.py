@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Protocol, TypeAlias, TypedDict
 
-from deployments.generation import ChoiceDelta, TextDelta
+from deployments.generation import ChoiceDelta
+from deployments.logprobs import TokenEntry, Wording, no_logprobs
+from deployments.visible_text import TextDelta
 from workers.messages import FinishReason, SpeculationUsage
 
 Json: TypeAlias = dict[str, Any]
@@ -84,19 +86,26 @@ class FinishedChoice:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
+    entries: tuple[TokenEntry, ...] = ()
 
 
 def join_choices(deltas: Iterable[ChoiceDelta]) -> list[FinishedChoice]:
     """Join the deltas of all choices, in the order of their index."""
-    texts: dict[int, list[str]] = {}
-    tokens: dict[int, list[int]] = {}
-    reasons: dict[int, FinishReason] = {}
+    by_choice: dict[int, list[TextDelta]] = {}
     for item in deltas:
-        texts.setdefault(item.index, []).append(item.delta.text)
-        tokens.setdefault(item.index, []).extend(item.delta.token_ids.tolist())
-        if item.delta.finish_reason is not None:
-            reasons[item.index] = item.delta.finish_reason
-    return [FinishedChoice("".join(texts[index]), tokens[index], reasons[index]) for index in sorted(texts)]
+        by_choice.setdefault(item.index, []).append(item.delta)
+    return [_join(by_choice[index]) for index in sorted(by_choice)]
+
+
+def _join(deltas: Sequence[TextDelta]) -> FinishedChoice:
+    finish_reason = deltas[-1].finish_reason
+    assert finish_reason is not None, "a choice without an end"
+    return FinishedChoice(
+        "".join(delta.text for delta in deltas),
+        [token for delta in deltas for token in delta.token_ids.tolist()],
+        finish_reason,
+        tuple(entry for delta in deltas for entry in delta.entries),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,7 @@ class AnswerFormat(Protocol):
         ...
 
     def opening(self) -> list[Json]:
-        """Return the choices of the chunk that opens a choice's stream, if there is one."""
+        """Return the choices of the chunks that open the choices' streams, if there are any."""
         ...
 
     def chunks(self, item: ChoiceDelta) -> list[Json]:
@@ -146,12 +155,14 @@ class CompletionFormat:
 
     head: AnswerHead
     token_ids: bool = False
+    logprobs: Wording = no_logprobs
     chunk_kind: str = "text_completion"
 
     def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
         """Return the whole answer."""
         worded = [
-            _text_choice(index, choice.text, choice.finish_reason) | self._ids(choice.token_ids)
+            _text_choice(index, choice.text, choice.finish_reason, self.logprobs(choice.entries))
+            | self._ids(choice.token_ids)
             for index, choice in enumerate(choices)
         ]
         return self.head.part("text_completion", worded, usage=usage)
@@ -163,9 +174,11 @@ class CompletionFormat:
     def chunks(self, item: ChoiceDelta) -> list[Json]:
         """Return one text chunk, unless it would say nothing."""
         delta = item.delta
-        if not (delta.text or delta.finish_reason or self.token_ids):
+        if not (delta.text or delta.entries or delta.finish_reason or self.token_ids):
             return []
-        return [_text_choice(item.index, delta.text, delta.finish_reason) | self._ids(delta.token_ids.tolist())]
+        logprobs = self.logprobs(delta.entries) if delta.entries else None
+        choice = _text_choice(item.index, delta.text, delta.finish_reason, logprobs)
+        return [choice | self._ids(delta.token_ids.tolist())]
 
     def _ids(self, token_ids: list[int]) -> Json:
         return {"token_ids": token_ids} if self.token_ids else {}
@@ -177,6 +190,8 @@ class ChatFormat:
 
     head: AnswerHead
     token_ids: bool = False
+    logprobs: Wording = no_logprobs
+    choices: int = 1
     chunk_kind: str = "chat.completion.chunk"
 
     def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
@@ -185,7 +200,7 @@ class ChatFormat:
             {
                 "index": index,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": None,
+                "logprobs": self.logprobs(choice.entries),
                 "finish_reason": choice.finish_reason,
                 **self._ids(choice.token_ids),
             }
@@ -194,14 +209,17 @@ class ChatFormat:
         return self.head.part("chat.completion", worded, usage=usage)
 
     def opening(self) -> list[Json]:
-        """A conversation opens by saying who speaks."""
-        return [_message_choice(0, {"role": "assistant", "content": ""})]
+        """Each choice of a conversation opens by saying who speaks."""
+        return [_message_choice(index, {"role": "assistant", "content": ""}) for index in range(self.choices)]
 
     def chunks(self, item: ChoiceDelta) -> list[Json]:
         """Return a content chunk if there is text, then the finish chunk if it is the end."""
         delta = item.delta
         ids = self._ids(delta.token_ids.tolist())
-        content = [_message_choice(item.index, {"content": delta.text}) | ids] if delta.text or ids else []
+        logprobs = self.logprobs(delta.entries) if delta.entries else None
+        content = [_message_choice(item.index, {"content": delta.text}, logprobs=logprobs) | ids]
+        if not (delta.text or delta.entries or ids):
+            content = []
         finish = [_message_choice(item.index, {}, delta.finish_reason)] if delta.finish_reason else []
         return content + finish
 
@@ -221,9 +239,11 @@ def model_card(name: str, context_length: int, created: int) -> Json:
     }  # fmt: skip
 
 
-def _text_choice(index: int, text: str, finish_reason: FinishReason | None) -> Json:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _text_choice(index: int, text: str, finish_reason: FinishReason | None, logprobs: Json | None) -> Json:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _message_choice(index: int, delta: Json, finish_reason: FinishReason | None = None) -> Json:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _message_choice(
+    index: int, delta: Json, finish_reason: FinishReason | None = None, logprobs: Json | None = None
+) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -24,6 +24,8 @@ from workers.errors import InvalidRequestError
 MAX_DRAFT_TOKENS = 32
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
 
 
 class StrictModel(BaseModel):
@@ -54,6 +56,8 @@ class GenerationFields(StrictModel):
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    best_of: int | None = None
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1, le=MAX_TOP_K)
@@ -79,6 +83,13 @@ class GenerationFields(StrictModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @field_validator("best_of")
+    @classmethod
+    def _no_more_than_are_returned(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value != info.data.get("n", value):
+            raise PydanticCustomError("unsupported", "must equal n; choosing the best of more is not supported")
+        return value
+
     @field_validator("stream_options")
     @classmethod
     def _only_when_streaming(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
@@ -92,6 +103,11 @@ class GenerationFields(StrictModel):
         return self.max_tokens
 
     @property
+    def likeliest_tokens(self) -> int | None:
+        """How many of the likeliest tokens to report at each position; None for no report of any token."""
+        return None
+
+    @property
     def include_usage(self) -> bool:
         """Whether a streamed answer ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -103,6 +119,15 @@ class CompletionRequest(GenerationFields):
     neutral_only: ClassVar[NeutralValues] = NEUTRAL_IN_COMPLETIONS
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
+    # Nothing at all may be generated where the prompt is echoed.
+    max_tokens: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    echo: bool = False
+
+    @property
+    def likeliest_tokens(self) -> int | None:
+        """OpenAI's `logprobs` of completions is a number."""
+        return self.logprobs
 
 
 class ChatMessage(StrictModel):
@@ -131,6 +156,15 @@ class ChatCompletionRequest(GenerationFields):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _only_with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and info.data.get("logprobs") is False:
+            raise PydanticCustomError("unsupported", "is only allowed when logprobs is true")
+        return value
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -143,6 +177,11 @@ class ChatCompletionRequest(GenerationFields):
     def token_limit(self) -> int | None:
         """The most tokens the client wants; None means what is left of the context."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def likeliest_tokens(self) -> int | None:
+        """OpenAI's `logprobs` of chats is a switch, with a number beside it."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 RequestModel = TypeVar("RequestModel", bound=GenerationFields)

@@ -1,7 +1,8 @@
 """From a validated request to the sequences that the router generates: tokens, budgets and the deployment's limits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from deployments.openai_fields import Prompt
 from deployments.openai_schema import (
@@ -13,6 +14,7 @@ from deployments.openai_schema import (
 )
 from deployments.sampling_options import SamplingPlan, plan_sampling
 from deployments.text import TextCodec, off_loop_if_long
+from deployments.visible_text import EchoedPrompt, echo_of_ids, echo_of_text
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from workers.messages import (
     GenerationRequest,
@@ -23,6 +25,7 @@ from workers.messages import (
 )
 
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_SEQUENCES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +42,47 @@ class ServingLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """The sequences of an answer, one per choice in the order of their index: all of a prompt, then the next one's.
+
+    `prompt_tokens` counts each prompt once. `echoed` has the prompt of each sequence if prompts are shown.
+    """
+
+    sequences: tuple[GenerationRequest, ...]
+    prompt_tokens: int
+    echoed: tuple[EchoedPrompt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Planner:
-    """Turns requests into `GenerationRequest`s, one per choice in the order of their index."""
+    """Turns requests into `AnswerPlan`s."""
 
     codec: TextCodec
     limits: ServingLimits
 
     async def plan_completion(
         self, request: CompletionRequest, answer_id: str, trace_context: dict[str, str]
-    ) -> tuple[GenerationRequest, ...]:
-        """Plan one sequence per prompt. InvalidRequestError, ContextLengthError or ModelNotFoundError."""
+    ) -> AnswerPlan:
+        """Plan n sequences per prompt. InvalidRequestError, ContextLengthError or ModelNotFoundError."""
         self._check(request)
+        self._check_completion(request)
         sampling = await self._plan_sampling(request)
         prompts = [await self._prompt_ids(prompt) for prompt in request.prompt]
         budgets = [self._budget(prompt, request, "prompt", DEFAULT_COMPLETION_TOKENS) for prompt in prompts]
-        return self._requests(prompts, budgets, request, sampling, answer_id, trace_context)
+        plan = self._plan(prompts, budgets, request, sampling, answer_id, trace_context)
+        return await self._with_echo(plan, request) if request.echo else plan
 
     async def plan_chat(
         self, request: ChatCompletionRequest, answer_id: str, trace_context: dict[str, str]
-    ) -> tuple[GenerationRequest, ...]:
-        """Plan the sequence that continues the conversation. Errors as in `plan_completion`."""
+    ) -> AnswerPlan:
+        """Plan the n sequences that continue the conversation. Errors as in `plan_completion`."""
         self._check(request)
         sampling = await self._plan_sampling(request)
         messages = [message.for_template() for message in request.messages]
         characters = sum(len(message["content"]) for message in messages)
         prompt = await off_loop_if_long(characters, lambda: self.codec.encode_chat(messages))
         budget = self._budget(prompt, request, "messages", self.limits.context_length)
-        return self._requests([prompt], [budget], request, sampling, answer_id, trace_context)
+        return self._plan([prompt], [budget], request, sampling, answer_id, trace_context)
 
     async def _plan_sampling(self, request: GenerationFields) -> SamplingPlan:
         characters = sum(map(len, request.bad_words))
@@ -85,6 +102,13 @@ class Planner:
             message = f"speculation.max_draft_tokens: at most {self.limits.max_draft_tokens} here, not {draft_tokens}."
             raise InvalidRequestError(message, "speculation.max_draft_tokens")
 
+    def _check_completion(self, request: CompletionRequest) -> None:
+        if len(request.prompt) * request.n > MAX_SEQUENCES:
+            message = f"n: {request.n} choices for each of {len(request.prompt)} prompts are more than {MAX_SEQUENCES}."
+            raise InvalidRequestError(message, "n")
+        if request.max_tokens == 0 and not request.echo:
+            raise InvalidRequestError("max_tokens: must be at least 1 unless echo is true.", "max_tokens")
+
     async def _prompt_ids(self, prompt: Prompt) -> TokenIds:
         if isinstance(prompt, str):
             return await off_loop_if_long(len(prompt), lambda: self.codec.encode(prompt))
@@ -98,7 +122,8 @@ class Planner:
         context, used, asked = self.limits.context_length, len(prompt), request.token_limit
         if used == 0:
             raise InvalidRequestError(f"{prompt_param}: holds no tokens.", prompt_param)
-        if used >= context:
+        least = 0 if asked == 0 else 1
+        if used + least > context:
             message = f"The model's context length is {context} tokens; the prompt alone has {used} tokens."
             raise ContextLengthError(message, prompt_param)
         if asked is not None and used + asked > context:
@@ -113,7 +138,7 @@ class Planner:
             raise InvalidRequestError(message, "min_tokens")
         return budget
 
-    def _requests(
+    def _plan(
         self,
         prompts: Sequence[TokenIds],
         budgets: Sequence[int],
@@ -121,19 +146,39 @@ class Planner:
         sampling: SamplingPlan,
         answer_id: str,
         trace_context: dict[str, str],
-    ) -> tuple[GenerationRequest, ...]:
-        return tuple(
+    ) -> AnswerPlan:
+        sequences = [
             GenerationRequest(
-                request_id=f"{answer_id}-{index}",
+                request_id=f"{answer_id}-{index * request.n + choice}",
                 prompt=prompt,
-                sampling=sampling.params(),
+                sampling=replace(params, choice=choice),
                 stop=sampling.stop(budget),
                 speculation=_speculation(request.speculation),
                 timeout_s=self.limits.request_timeout_s,
                 trace_context=trace_context,
+                logprobs=request.likeliest_tokens,
             )
             for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
+            for params in [sampling.params()]
+            for choice in range(request.n)
+        ]
+        return AnswerPlan(tuple(sequences), sum(map(len, prompts)))
+
+    async def _with_echo(self, plan: AnswerPlan, request: CompletionRequest) -> AnswerPlan:
+        """Return `plan` with its prompts shown, and scored if log-probabilities are asked for."""
+        echoed: list[EchoedPrompt] = []
+        for prompt, sequence in zip(request.prompt, plan.sequences[:: request.n], strict=True):
+            echo = await off_loop_if_long(len(prompt), partial(self._echo, prompt, sequence.prompt))
+            echoed += [echo] * request.n
+        scored = request.logprobs is not None
+        return replace(
+            plan,
+            sequences=tuple(replace(sequence, prompt_logprobs=scored) for sequence in plan.sequences),
+            echoed=tuple(echoed),
         )
+
+    def _echo(self, prompt: Prompt, ids: TokenIds) -> EchoedPrompt:
+        return echo_of_text(self.codec, prompt, ids) if isinstance(prompt, str) else echo_of_ids(self.codec, ids)
 
 
 def _speculation(fields: SpeculationFields) -> SpeculationOptions:

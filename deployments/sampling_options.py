@@ -22,10 +22,10 @@ class SamplingPlan:
     end_token_ids: frozenset[int]
 
     def params(self) -> SamplingParams:
-        """Return the parameters of one sequence.
+        """Return the parameters of a prompt's first choice; the others differ from it in `choice` alone.
 
-        Each prompt is its own request with choice 0, so a seeded one reads the same alone and in a list; unseeded
-        prompts draw a seed each, lest equal prompts give equal texts.
+        Each prompt is its own request, so a seeded one reads the same alone and in a list; unseeded prompts draw a
+        seed each, lest equal prompts give equal texts.
         """
         request = self.request
         seed = request.seed if request.seed is not None else secrets.randbelow(MAX_SEED + 1)

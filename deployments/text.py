@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from deployments.token_bytes import TokenBytes
 from workers.decoding.detokenizer import PRIMING_TOKENS, IncrementalDetokenizer
 from workers.errors import ConfigurationError, InvalidRequestError
 from workers.messages import TokenIds, token_ids
@@ -22,8 +23,9 @@ T = TypeVar("T")
 class TextCodec:
     """Encodes prompts and conversations, and makes detokenizers. Safe to use from several threads.
 
-    `backend` is the underlying `tokenizers.Tokenizer`, `end_token_ids` every id that ends a completion, and
-    `vocabulary_size` one more than the largest id (embedding rows beyond it are padding).
+    `backend` is the underlying `tokenizers.Tokenizer`, `token_bytes` says what its tokens stand for, `end_token_ids`
+    is every id that ends a completion, and `vocabulary_size` one more than the largest id (embedding rows beyond it
+    are padding).
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", end_token_ids: frozenset[int] = frozenset()) -> None:
@@ -36,6 +38,7 @@ class TextCodec:
         # Set once here: changing them per call, as transformers does, would race with encoding in another thread.
         self.backend.no_truncation()
         self.backend.no_padding()
+        self.token_bytes = TokenBytes(self.backend)
         self.vocabulary_size = max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
         own_end = tokenizer.eos_token_id
         self.end_token_ids = end_token_ids | ({own_end} if isinstance(own_end, int) else frozenset())
@@ -52,6 +55,15 @@ class TextCodec:
     def encode(self, text: str) -> TokenIds:
         """Return the ids of a completion prompt, with the special tokens that the tokenizer adds by default."""
         return token_ids(self.backend.encode(text, add_special_tokens=True).ids)
+
+    def token_starts(self, text: str) -> list[int]:
+        """Return where in `text` each token of `encode` begins, as the tokenizer accounts for it."""
+        return [start for start, _ in self.backend.encode(text, add_special_tokens=True).offsets]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` by themselves, without special tokens."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
+        return text
 
     def encode_word(self, word: str) -> tuple[int, ...]:
         """Return the ids of a piece of text by itself, without special tokens."""

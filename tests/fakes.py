@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
@@ -33,6 +34,7 @@ from workers.messages import (
     SpeculationUsage,
     StatsRequest,
     TokenChunk,
+    TokenLogprobs,
     VerifiedItem,
     VerifyItem,
     VerifyRequest,
@@ -56,14 +58,21 @@ PLAIN_TEMPLATE = (
 TARGET = WorkerReport(WorkerRegistration("target-0", WorkerRole.TARGET, "tiny", (1,), 257, 64, 16, 8), None)
 
 
-def byte_tokenizer(chat_template: str | None = PLAIN_TEMPLATE) -> TokenizersBackend:
-    """Return a tokenizer with one token per byte (ids 1 to 256) and an end-of-text token (id 0), 257 ids in all."""
+def byte_tokenizer(
+    chat_template: str | None = PLAIN_TEMPLATE, texts: Sequence[str] = (), merges: int = 0
+) -> TokenizersBackend:
+    """Return a tokenizer with one token per byte (ids 1 to 256) and an end-of-text token (id 0), 257 ids in all.
+
+    Further ids are for up to `merges` tokens of several bytes, those that make `texts` shortest.
+    """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = BpeTrainer(vocab_size=257, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([], trainer)
+    trainer = BpeTrainer(
+        vocab_size=257 + merges, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
     build: Callable[..., TokenizersBackend] = TokenizersBackend
     return build(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, chat_template=chat_template)
 
@@ -90,7 +99,7 @@ def word_tokenizer(words: Sequence[str]) -> TokenizersBackend:
 
 def in_blocks(ids: Sequence[int], block: int, finish_reason: FinishReason = FinishReason.LENGTH) -> list[TokenChunk]:
     """Return `ids` as chunks of `block` tokens, the last with a finish reason and a plausible usage."""
-    pieces = [token_ids(list(ids[start : start + block])) for start in range(0, len(ids), block)]
+    pieces = [token_ids(list(ids[start : start + block])) for start in range(0, max(len(ids), 1), block)]
     usage = SpeculationUsage(
         verifications=len(pieces),
         draft_tokens=len(pieces) * block,
@@ -154,6 +163,27 @@ def toy_continuation(prompt: Sequence[int], sampling: SamplingParams, tokens: in
     for _ in range(tokens):
         history.append(toy_next(history, sampling))
     return history[len(prompt) :]
+
+
+def toy_logprob(history: Sequence[int], token: int) -> float:
+    """The toy target's log-probability of `token` after `history`, made up from the position and the last token."""
+    return -(zlib.crc32(repr((len(history), int(history[-1]), int(token))).encode()) % 4096) / 256
+
+
+def toy_logprobs(tokens: Sequence[int], start: int, likeliest: int) -> TokenLogprobs:
+    """The log-probabilities of `tokens` from position `start` (at least 1) on; the first of each top is impossible."""
+    positions = range(start, len(tokens))
+    ids = [[(tokens[position - 1] + other) % TOY_VOCABULARY for other in range(likeliest)] for position in positions]
+    shape = (len(positions), likeliest)
+    top = [
+        [-np.inf if token == ids[row][0] else toy_logprob(tokens[: start + row], token) for token in ids[row]]
+        for row in range(len(positions))
+    ]
+    return TokenLogprobs(
+        np.array([toy_logprob(tokens[:position], tokens[position]) for position in positions], dtype=np.float32),
+        np.array(ids, dtype=np.int32).reshape(shape),
+        np.array(top, dtype=np.float32).reshape(shape),
+    )
 
 
 Guess = Callable[[Sequence[int], SamplingParams], int]
@@ -346,8 +376,9 @@ class ScriptedTarget(ScriptedWorker):
             return VerifiedItem(item.sequence_id, epoch, lost=True)
         if held.tokens[0] == self.faulty_first_token:
             return VerifiedItem(item.sequence_id, epoch, fault="its logits are not finite")
+        scored = self._scored(item, held)
         if not item.sample:
-            return VerifiedItem(item.sequence_id, epoch)
+            return VerifiedItem(item.sequence_id, epoch, scored=scored)
         base = item.first_position + len(item.committed)
         children = self._children(item.proposal)
         del held.tokens[base:]
@@ -355,7 +386,11 @@ class ScriptedTarget(ScriptedWorker):
         while (own := toy_next(held.tokens, held.sampling)) in children[node]:
             held.tokens.append(own)
             node = children[node][own]
-        return VerifiedItem(item.sequence_id, epoch, len(held.tokens) - base, token_ids([*held.tokens[base:], own]))
+        drawn = [*held.tokens[base:], own]
+        known = [*held.tokens, own]
+        logprobs = None if item.logprobs is None else toy_logprobs(known, base, item.logprobs)
+        accepted = len(drawn) - 1
+        return VerifiedItem(item.sequence_id, epoch, accepted, token_ids(drawn), logprobs=logprobs, scored=scored)
 
     def _children(self, proposal: Proposal) -> dict[int, dict[int, int]]:
         """Each node's children by token; -1 is the last committed token."""
@@ -369,6 +404,16 @@ class ScriptedTarget(ScriptedWorker):
             children[parent][token] = node
             children[node] = {}
         return children
+
+    def _scored(self, item: VerifyItem, held: HeldSequence) -> TokenLogprobs | None:
+        if not len(item.scored):
+            return None
+        self.require(item.logprobs is not None, "scores of the prompt, but of how many tokens?")
+        self.require(len(item.scored) <= len(item.committed), "tokens to score that stand behind nothing read")
+        behind = item.committed[1:].tolist()
+        self.require(item.scored.tolist()[: len(behind)] == behind[: len(item.scored)], "scored is not what follows")
+        tokens = [*held.tokens[: item.first_position + 1], *item.scored.tolist()]
+        return toy_logprobs(tokens, item.first_position + 1, item.logprobs or 0)
 
 
 class ScriptedDrafter(ScriptedWorker):

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deployments.http_app import ServingLimits
-from tests.fakes import Script, in_blocks
-from workers.messages import FinishReason, GenerationRequest
+from tests.fakes import Script, in_blocks, toy_logprobs
+from workers.messages import FinishReason, GenerationRequest, TokenChunk
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -27,9 +28,34 @@ def says(ids: list[int], block: int = 3, finish_reason: FinishReason = FinishRea
     """A script that answers every request with `ids`, cut at its budget."""
 
     def script(request: GenerationRequest) -> list[Any]:
-        return list(in_blocks(ids[: request.stop.max_tokens], block, finish_reason))
+        return with_logprobs(request, in_blocks(ids[: request.stop.max_tokens], block, finish_reason))
 
     return script
+
+
+def with_logprobs(request: GenerationRequest, chunks: Sequence[TokenChunk]) -> list[Any]:
+    """The chunks with the toy target's log-probabilities, if the request asks for any."""
+    if request.logprobs is None:
+        return list(chunks)
+    tokens = request.prompt.tolist()
+    told = []
+    for chunk in chunks:
+        start = len(tokens)
+        tokens += chunk.token_ids.tolist()
+        of_prompt = toy_logprobs(tokens[:start], 1, request.logprobs) if request.prompt_logprobs and not told else None
+        told.append(replace(chunk, logprobs=toy_logprobs(tokens, start, request.logprobs), prompt_logprobs=of_prompt))
+    return told
+
+
+def logprobs_of(events: list[Any], index: int = 0) -> dict[str, list[Any]]:
+    """The joined log-probabilities of one choice of a stream, as a whole answer has them."""
+    choices = [choice for event in events if event != "[DONE]" for choice in event["choices"]]
+    joined: dict[str, list[Any]] = {}
+    for choice in choices:
+        if choice["index"] == index and choice["logprobs"] is not None:
+            for name, values in choice["logprobs"].items():
+                joined.setdefault(name, []).extend(values or [])
+    return joined
 
 
 def events_of(body: str) -> list[Any]:

@@ -6,6 +6,7 @@ import pytest
 from deployments import generation
 from deployments.generation import ChoiceDelta, GenerationFailedError, generate_choices, generate_text
 from deployments.text import TextCodec
+from deployments.visible_text import TextDelta
 from tests.fakes import ScriptedService, in_blocks
 from workers.errors import UnavailableError
 from workers.messages import (
@@ -31,7 +32,7 @@ def texts_of(codec: TextCodec, events: Sequence[GenerationEvent], asked: Generat
     service = ScriptedService(lambda _: events)
 
     async def run() -> list[str]:
-        return [d.text async for d in generate_text(service, asked, codec.detokenizer(asked.prompt))]
+        return [d.text async for d in generate_text(service, asked, codec)]
 
     return asyncio.run(run())
 
@@ -71,8 +72,8 @@ def test_an_end_token_that_the_tokenizer_does_not_call_special_is_counted_but_no
     service = ScriptedService(lambda _: in_blocks(codec.encode("ab!").tolist(), 8, FinishReason.STOP))
     asked = request(ends=frozenset({end}))
 
-    async def run() -> list[generation.TextDelta]:
-        return [delta async for delta in generate_text(service, asked, codec.detokenizer(asked.prompt))]
+    async def run() -> list[TextDelta]:
+        return [delta async for delta in generate_text(service, asked, codec)]
 
     (delta,) = asyncio.run(run())
     assert delta.text == "ab" and len(delta.token_ids) == 3
@@ -103,7 +104,7 @@ def test_a_silent_router_is_given_up_at_the_deadline(codec: TextCodec, monkeypat
     service = ScriptedService(lambda _: [TokenChunk(token_ids([5]))], delay_s=60)
 
     async def run() -> None:
-        await anext(generate_text(service, request(), codec.detokenizer(token_ids([]))))
+        await anext(generate_text(service, request(), codec))
 
     with pytest.raises(UnavailableError, match="in time"):
         asyncio.run(run())

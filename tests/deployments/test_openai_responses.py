@@ -2,7 +2,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from deployments.generation import ChoiceDelta, TextDelta
+from deployments.generation import ChoiceDelta
 from deployments.openai_responses import (
     AnswerHead,
     ChatFormat,
@@ -11,6 +11,7 @@ from deployments.openai_responses import (
     UsageTally,
     speculation_report,
 )
+from deployments.visible_text import TextDelta
 from workers.messages import FinishReason, SpeculationUsage, token_ids
 
 HEAD = AnswerHead("x-1", "tiny")

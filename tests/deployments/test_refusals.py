@@ -30,9 +30,7 @@ def refused(client: Any, body: object, path: str = COMPLETIONS, status: int = 40
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("best_of", 3), ("guided_regex", "a+"), ("n", 2), ("n", 0), ("n", True),
-        ("logprobs", -1), ("logprobs", 0), ("echo", True), ("suffix", "z"),
-        
+        ("guided_regex", "a+"), ("suffix", "z"), ("prompt_logprobs", 1),
         ("response_format", {"type": "json_object"}),
     ],
 )  # fmt: skip
@@ -41,7 +39,7 @@ def test_options_that_are_not_honoured_are_refused_by_name(client: Any, field: s
     assert error["param"] == field and field in error["message"] and "not supported" in error["message"]
 
 
-@pytest.mark.parametrize(("field", "value"), [("tools", [{}]), ("tool_choice", "auto"), ("logprobs", True)])
+@pytest.mark.parametrize(("field", "value"), [("tools", [{}]), ("tool_choice", "auto"), ("echo", True)])
 def test_chat_options_that_are_not_honoured_are_refused_by_name(client: Any, field: str, value: object) -> None:
     assert refused(client, {**HELLO, field: value}, CHAT)["param"] == field
 
@@ -53,13 +51,39 @@ def test_chat_options_that_are_not_honoured_are_refused_by_name(client: Any, fie
         ("temperature", 10**400), ("max_tokens", -3), ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", True),
         ("top_p", 1.5), ("top_p", 0), ("top_k", -2), ("top_k", 2**40), ("top_k", 1.5), ("seed", -1), ("seed", 2**63),
         ("stop", [""]), ("stop", ""), ("stop", [1]), ("stop", 7), ("stop", ["x"] * 17), ("stream", "yes"),
-        ("model", 3), ("user", 3), ("nonsense", 1),
+        ("model", 3), ("user", 3), ("nonsense", 1), ("n", 0), ("n", 17), ("n", True), ("n", 1.5), ("best_of", 3),
+        ("best_of", 0), ("best_of", True), ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("logprobs", "5"),
+        ("echo", 1),
     ],
 )  # fmt: skip
-def test_impossible_values_are_refused_by_name(client: Any, field: str, value: object) -> None:
-    error = error_of(client.post(COMPLETIONS, json={"prompt": "a", field: value}))
+def test_impossible_values_are_refused_by_name(client: Any, field: str, value: object) -> None:  # B21, B36
+    sent = {"prompt": "a", field: value}
+    error = error_of(client.post(COMPLETIONS, json=sent)) if field == "stream" else refused(client, sent)
     assert error["param"] == field and error["message"].startswith(field)
     assert alive(client)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_impossible_values_in_chats_are_refused_by_name(client: Any, fields: dict[str, Any], param: str) -> None:
+    assert refused(client, {**HELLO, **fields}, CHAT)["param"] == param
+
+
+def test_choices_of_all_prompts_together_are_limited(client: Any) -> None:
+    assert refused(client, {"prompt": ["a"] * 5, "n": 13})["param"] == "n"
+    assert client.post(COMPLETIONS, json={"prompt": ["a"] * 4, "n": 16}).status_code == 200
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]], [[5], []], ["a", ""], None, {}, 5, ["x"] * 65])

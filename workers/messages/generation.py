@@ -55,7 +55,8 @@ class SamplingParams:
 class StopConditions:
     """When a sequence ends. Ids in `end_token_ids` (EOS and the like) are counted but never shown.
 
-    Nothing but `max_tokens` ends it before it has more than `min_tokens` tokens.
+    Nothing but `max_tokens` ends it before it has more than `min_tokens` tokens. With `max_tokens` 0 the prompt is only
+    read, and scored if that is asked for.
     """
 
     max_tokens: int

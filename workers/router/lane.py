@@ -14,6 +14,7 @@ from workers.messages import (
     Proposal,
     ProposeRequest,
     ProposeResponse,
+    TokenChunk,
     VerifiedItem,
     VerifyResponse,
 )
@@ -168,15 +169,19 @@ class Lane:
         elif verified.lost:
             sequence.target.restart()
         elif not plan.samples:
-            sequence.read_by_target(plan.target_end - sequence.target.cached_tokens)
+            self._emit(running, sequence.read_by_target(plan.target_end, verified))
         else:
             chunk = sequence.commit(verified, proposal)
             committed = len(chunk.token_ids)
             self._totals.add_commit(len(proposal), min(verified.accepted, committed), committed)
             running.target_failures = 0
+            self._emit(running, chunk)
+
+    def _emit(self, running: RunningSequence, chunk: TokenChunk | None) -> None:
+        if chunk is not None:
             running.emit(chunk)
-            if sequence.finish_reason is not None:
-                self._events.finished(running)
+        if running.sequence.finish_reason is not None:
+            self._events.finished(running)
 
     def _fail_cohort(self, message: str) -> None:
         for running in list(self.running.values()):

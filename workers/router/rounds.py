@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 class PlannedSequence:
     """A sequence's part in a round.
 
-    The target reads up to position `target_end` and draws if that is the sequence's length; `draft_tokens` is what
-    the policy allows, before the drafter's own limits. `drafts` says whether the sequence is drafted for at all, so
-    that the drafter reads its prompt.
+    The target reads up to position `target_end` and draws if that is the sequence's length and it may grow;
+    `draft_tokens` is what the policy allows, before the drafter's own limits. `drafts` says whether the sequence is
+    drafted for at all, so that the drafter reads its prompt.
     """
 
     sequence: Sequence
@@ -40,7 +40,7 @@ class PlannedSequence:
     @property
     def samples(self) -> bool:
         """Whether the target draws tokens in this round, rather than only reading a prompt chunk."""
-        return self.target_end == self.sequence.length
+        return self.target_end == self.sequence.length and self.sequence.remaining_tokens > 0
 
 
 def plan_round(
@@ -60,7 +60,7 @@ def plan_round(
         budget -= share if pending > 1 else 0
         target_end = sequence.target.cached_tokens + share
         # A verification of k drafts commits up to k + 1 tokens, which the budget of the request must hold.
-        limit = min(draft_lengths[sequence.sequence_id], sequence.remaining_tokens - 1)
+        limit = max(0, min(draft_lengths[sequence.sequence_id], sequence.remaining_tokens - 1))
         draft_tokens = limit if target_end == sequence.length else 0
         planned.append(PlannedSequence(sequence, sequence.epoch, target_end, draft_tokens, drafts=limit > 0))
     return planned
@@ -169,6 +169,8 @@ def verify_request(planned: Iterable[PlannedSequence], proposals: Mapping[int, P
                 sample=plan.samples,
                 sampling=sequence.request.sampling if start == 0 else None,
                 prompt_tokens=len(sequence.request.prompt) if start == 0 else 0,
+                logprobs=sequence.request.logprobs,
+                scored=sequence.prompt_scores.to_score(start, plan.target_end),
             )
         )
     return VerifyRequest(tuple(items))

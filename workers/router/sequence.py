@@ -8,12 +8,14 @@ from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.decoding.stopping import StopChecker
 from workers.decoding.trees import proposal_depth
 from workers.messages import (
+    NO_TOKENS,
     FinishReason,
     GenerationRequest,
     Proposal,
     SpeculationUsage,
     TokenChunk,
     TokenIds,
+    TokenLogprobs,
     VerifiedItem,
 )
 
@@ -35,6 +37,33 @@ class WorkerView:
         self.cached_tokens = 0
 
 
+class PromptScores:
+    """How much of the prompt has been scored: each token but the first once, however often the prompt is read."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._prompt = request.prompt
+        self._wanted = request.prompt_logprobs and request.logprobs is not None
+        # Nothing stands before the first token that could say how likely it is.
+        self._next_position = 1
+
+    def to_score(self, start: int, end: int) -> TokenIds:
+        """Return the prompt tokens behind those at positions `start` to `end` - 1, or none if all were scored."""
+        if not self._wanted or min(end + 1, len(self._prompt)) <= self._next_position:
+            return NO_TOKENS
+        return self._prompt[start + 1 : end + 1]
+
+    def take(self, start: int, scored: TokenLogprobs | None) -> TokenLogprobs | None:
+        """Return what is new of the scores of the tokens from position `start` + 1 on.
+
+        After a target was lost, its prompt is read again, in other pieces than before.
+        """
+        new = scored[max(0, self._next_position - start - 1) :] if scored is not None else None
+        if not new:
+            return None
+        self._next_position += len(new)
+        return new
+
+
 class Sequence:
     """Grows by `commit` alone. `epoch` rises with every answer applied, so older answers can be told and dropped."""
 
@@ -51,6 +80,7 @@ class Sequence:
         self.drafter = WorkerView()
         self.drafter_name: str | None = None
         self.finish_reason: FinishReason | None = None
+        self.prompt_scores = PromptScores(request)
         self._tokens = np.empty(len(request.prompt) + request.stop.max_tokens, dtype=np.int32)
         self._tokens[: len(request.prompt)] = request.prompt
         self._length = len(request.prompt)
@@ -73,10 +103,20 @@ class Sequence:
         """Return a copy of the tokens at positions `start` to `end` - 1."""
         return self._tokens[start:end].copy()
 
-    def read_by_target(self, tokens: int) -> None:
-        """A prompt chunk of `tokens` tokens is in the target's KV; nothing was drawn."""
+    def read_by_target(self, end: int, verified: VerifiedItem) -> TokenChunk | None:
+        """The target's KV holds the tokens up to position `end` - 1; nothing was drawn. Return what there is to tell.
+
+        A sequence that may have no tokens at all ends when its prompt is read.
+        """
+        scores = self.prompt_scores.take(self.target.cached_tokens, verified.scored)
         self.epoch += 1
-        self.target.cached_tokens += tokens
+        self.target.cached_tokens = end
+        if end == self._length and self.remaining_tokens == 0:
+            self.finish_reason = FinishReason.LENGTH
+        elif scores is None:
+            return None
+        usage = self.usage() if self.finish_reason else None
+        return TokenChunk(NO_TOKENS, None, self.finish_reason, usage, prompt_logprobs=scores)
 
     def read_by_drafter(self, read_tokens: int, proposal: Proposal) -> None:
         """The drafter read commits up to position `read_tokens` and, of a chain, its own drafts but the last.
@@ -92,6 +132,7 @@ class Sequence:
         Both workers' KV is rolled back by arithmetic: the target keeps what it accepted, the drafter what it shares
         with the committed tokens.
         """
+        scores = self.prompt_scores.take(self.target.cached_tokens, verified.scored)
         outcome = self._stop.push(verified.token_ids)
         kept = verified.token_ids[: outcome.kept_tokens]
         self.drafter.cached_tokens = min(self.drafter.cached_tokens, self._length + verified.accepted)
@@ -102,7 +143,8 @@ class Sequence:
         self.epoch += 1
         self.finish_reason = outcome.finish_reason
         usage = self.usage() if outcome.finish_reason else None
-        return TokenChunk(kept, outcome.visible_characters, outcome.finish_reason, usage)
+        logprobs = verified.logprobs[: len(kept)] if verified.logprobs is not None else None
+        return TokenChunk(kept, outcome.visible_characters, outcome.finish_reason, usage, logprobs, scores)
 
     def count_fallback_round(self) -> None:
         """A round wanted drafts and had no drafter to ask."""
