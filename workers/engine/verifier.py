@@ -65,6 +65,8 @@ class Verifier:
     def _conclude(self, item: VerifyItem, drawn: TokenIds) -> VerifiedItem:
         if not item.sample:
             return VerifiedItem(item.sequence_id, item.epoch)
+        if (fault := self._followed.fault(item.sequence_id)) is not None:
+            return VerifiedItem(item.sequence_id, item.epoch, fault=fault)
         outcome = verify_chain(drawn, item.proposal.token_ids)
         if INVALID_TOKEN in outcome.token_ids:
             return VerifiedItem(item.sequence_id, item.epoch, fault=self._fault(item.sequence_id))
