@@ -71,10 +71,10 @@ COMPILED = {"any object": schema({"type": "object"}), "six fields": schema(PERSO
 
 
 def took_ms(work: Callable[..., object], *arguments: object) -> float:
-    """Return how long one call took."""
-    began = time.perf_counter()
+    """Return the processor time of one call, which a busy machine disturbs less than a clock."""
+    began = time.thread_time()
     work(*arguments)
-    return (time.perf_counter() - began) * 1e3
+    return (time.thread_time() - began) * 1e3
 
 
 def compile_rows(name: str, content: str, repetitions: int) -> list[Row]:

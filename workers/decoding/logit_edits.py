@@ -68,7 +68,7 @@ class LogitEdits:
 
         A copy of the rows would cost more than all edits, which touch few of their cells; masks touch most of them.
         """
-        masked_before = logits[self.masked_rows] if len(self.masked_rows) else None
+        masked_before = logits.index_select(0, self.masked_rows) if len(self.masked_rows) else None
         touched = [tuple(cells) for cells in (self.biased_cells, self.penalised_cells, self.banned_cells)]
         before = [logits[cells] for cells in touched]
         try:
@@ -78,7 +78,7 @@ class LogitEdits:
             for cells, values in zip(touched, before, strict=True):
                 logits[cells] = values
             if masked_before is not None:
-                logits[self.masked_rows] = masked_before
+                logits.index_copy_(0, self.masked_rows, masked_before)
 
     def _apply_(self, logits: torch.Tensor) -> None:
         logits[tuple(self.biased_cells)] += self.biases
@@ -87,14 +87,25 @@ class LogitEdits:
         logits[tuple(self.penalised_cells)] = penalised
         logits[tuple(self.banned_cells)] = -torch.inf
         if len(self.masked_rows):
-            logits[self.masked_rows] = logits[self.masked_rows].masked_fill_(
-                self._forbidden(logits.shape[1]), -torch.inf
-            )
+            logits.index_add_(0, self.masked_rows, self._penalties(logits.shape[1]))
 
-    def _forbidden(self, width: int) -> torch.Tensor:
-        """Return the bits of `allowed`, negated, as bool [m, width]."""
-        bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=self.allowed.device)
-        return (self.allowed.unsqueeze(-1) & bits).eq(0).flatten(1)[:, :width]
+    def _penalties(self, width: int) -> torch.Tensor:
+        """Return 0 where `allowed` has a bit and -inf elsewhere, float32 [m, width].
+
+        Looking bytes up and adding takes a fifth of the time of unpacking bits and filling by them.
+        """
+        rows, width_bytes = self.allowed.shape
+        by_byte = _PENALTIES_OF_BYTES.to(self.allowed.device).index_select(0, self.allowed.flatten().int())
+        return by_byte.view(rows, 8 * width_bytes)[:, :width]
+
+
+def _penalties_of_bytes() -> torch.Tensor:
+    """Return float32 [256, 8]: for each byte, 0 where a bit is set, the lowest first, and -inf elsewhere."""
+    is_set = torch.arange(256).unsqueeze(1).bitwise_and(1 << torch.arange(8)).ne(0)
+    return torch.full((256, 8), -torch.inf).masked_fill_(is_set, 0.0)
+
+
+_PENALTIES_OF_BYTES = _penalties_of_bytes()
 
 
 def _cells(rows: Sequence[int], ids: Sequence[Ids]) -> Ids:
