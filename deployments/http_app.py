@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.generation import ChoiceDelta, GenerationService, generate_choices
+from deployments.grammar_check import GrammarCheck
 from deployments.http_errors import EXCEPTION_HANDLERS, BodyTooLargeError, ErrorBoundary
 from deployments.logprobs import chat_logprobs, completion_logprobs, no_logprobs
 from deployments.openai_responses import (
@@ -66,7 +67,7 @@ class Endpoints:
         self._service = service
         self._codec = codec
         self._limits = limits
-        self._planner = Planner(codec, limits)
+        self._planner = Planner(codec, limits, GrammarCheck(codec.backend.to_str))
         self._created = int(time.time())
 
     async def completions(self, request: Request) -> Response:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from deployments.openai_fields import (
@@ -19,6 +19,8 @@ from deployments.openai_fields import (
     parse_stop_token_ids,
     without_neutral,
 )
+from deployments.strict_model import StrictModel
+from deployments.structured_fields import StructuredFields
 from workers.errors import InvalidRequestError
 
 MAX_DRAFT_TOKENS = 32
@@ -26,12 +28,6 @@ MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
-
-
-class StrictModel(BaseModel):
-    """No unknown fields, no conversion between types (an integer is a valid float)."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class StreamOptions(StrictModel):
@@ -49,7 +45,7 @@ class SpeculationFields(StrictModel):
     drafter: str | None = None
 
 
-class GenerationFields(StrictModel):
+class GenerationFields(StructuredFields):
     """What completions and chat completions have in common."""
 
     neutral_only: ClassVar[NeutralValues] = {}

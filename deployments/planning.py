@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from deployments.grammar_check import GrammarCheck
 from deployments.openai_fields import Prompt
 from deployments.openai_schema import (
     MAX_DRAFT_TOKENS,
@@ -59,6 +60,7 @@ class Planner:
 
     codec: TextCodec
     limits: ServingLimits
+    grammars: GrammarCheck
 
     async def plan_completion(
         self, request: CompletionRequest, answer_id: str, trace_context: dict[str, str]
@@ -85,6 +87,9 @@ class Planner:
         return self._plan([prompt], [budget], request, sampling, answer_id, trace_context)
 
     async def _plan_sampling(self, request: GenerationFields) -> SamplingPlan:
+        structure = request.structured_output()
+        if structure is not None:
+            await self.grammars.check(*structure)
         characters = sum(map(len, request.bad_words))
         return await off_loop_if_long(
             characters, lambda: plan_sampling(request, self.codec, self.limits.vocabulary_size)

@@ -46,14 +46,18 @@ def plan_sampling(request: GenerationFields, codec: TextCodec, vocabulary_size: 
     # As in vLLM, min_tokens holds EOS back even where it is ignored (SamplingParams.update_from_generation_config).
     # A model's configuration may name an end id that its tokenizer does not have.
     held_back = sorted(token for token in asked | codec.end_token_ids if token < vocabulary_size)
+    structure = request.structured_output()
+    if structure is not None and not held_back:
+        raise InvalidRequestError(f"{structure[0]}: the model has no end token to end the output with.", structure[0])
     rules = LogitRules(
         min_tokens=request.min_tokens,
-        end_token_ids=tuple(held_back) if request.min_tokens else (),
+        end_token_ids=tuple(held_back) if request.min_tokens or structure else (),
         logit_bias=request.logit_bias,
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         bad_words=_bad_words(request.bad_words, codec),
+        grammar=structure[1] if structure else None,
     )
     return SamplingPlan(
         request,

@@ -29,7 +29,12 @@ DRAFTER_NOISE = {"own": 0.0, "noisy": 0.02, "random": 3.0}
 
 def save_byte_llama(folder: Path) -> TinyModel:
     """Save a tiny model over the byte tokenizer, with padded embeddings."""
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = LlamaConfig(
         vocab_size=VOCABULARY + 7, max_position_embeddings=MODEL_CONTEXT, bos_token_id=0, eos_token_id=0, **sizes
     )

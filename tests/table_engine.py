@@ -35,6 +35,10 @@ class TableEngine:
         """Return this as the type that its users declare."""
         return cast(Engine, self)
 
+    def tokenizer_json(self) -> str | None:
+        """See `Engine.tokenizer_json`: a table has no tokenizer."""
+        return None
+
     @property
     def sequences(self) -> int:
         """How many sequences are known."""

@@ -25,6 +25,10 @@ class OutOfBlocksError(LeadoutError):
     """The KV pool has too few free blocks for a step; nothing was changed."""
 
 
+class GrammarError(LeadoutError):
+    """A grammar cannot be compiled, or not be used here; the message is one line and says why."""
+
+
 class RequestError(LeadoutError):
     """A request that is refused or cannot be finished. `status`, `code` and `param` are OpenAI's."""
 

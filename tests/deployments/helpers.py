@@ -38,7 +38,7 @@ def with_logprobs(request: GenerationRequest, chunks: Sequence[TokenChunk]) -> l
     if request.logprobs is None:
         return list(chunks)
     tokens = request.prompt.tolist()
-    told = []
+    told: list[TokenChunk] = []
     for chunk in chunks:
         start = len(tokens)
         tokens += chunk.token_ids.tolist()

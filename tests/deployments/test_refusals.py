@@ -30,8 +30,7 @@ def refused(client: Any, body: object, path: str = COMPLETIONS, status: int = 40
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("guided_regex", "a+"), ("suffix", "z"), ("prompt_logprobs", 1),
-        ("response_format", {"type": "json_object"}),
+        ("guided_grammar", "root ::= 1"), ("suffix", "z"), ("prompt_logprobs", 1),
     ],
 )  # fmt: skip
 def test_options_that_are_not_honoured_are_refused_by_name(client: Any, field: str, value: object) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from workers.decoding.grammar import AllowedBits, GrammarMasks
 from workers.messages import BANNING_BIAS, LogitRules, TokenIds
 
 Ids = npt.NDArray[np.int64]
@@ -88,12 +89,21 @@ class RuleContext:
     compiled: CompiledRules
     tokens: TokenIds
     prompt_tokens: int
+    grammar: GrammarMasks | None = None
+
+    def allowed(self, position: int) -> AllowedBits | None:
+        """Return the ids that the grammar allows at `position`, a bit for each; None where there is no grammar."""
+        if self.grammar is None:
+            return None
+        output = self.tokens[self.prompt_tokens : position]
+        return self.grammar.allowed_after(output, hold_back_ends=len(output) < self.compiled.rules.min_tokens)
 
     def banned_ids(self, position: int) -> Ids:
         """Return the ids that cannot be drawn at `position`, some perhaps twice."""
         rules, output_tokens = self.compiled.rules, position - self.prompt_tokens
         banned = [self.compiled.banned_ids]
-        if output_tokens < rules.min_tokens:
+        # A grammar sees to its own ends, lest it be left with nothing.
+        if output_tokens < rules.min_tokens and self.grammar is None:
             banned.append(self.compiled.end_ids)
         if self.compiled.bad_words:
             banned.append(_ids(self._completing(position)))

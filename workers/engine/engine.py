@@ -110,6 +110,11 @@ class Engine:
         """Where the model runs."""
         return self._loaded.device
 
+    def tokenizer_json(self) -> str | None:
+        """Return the content of the model's tokenizer.json, or None when it has none."""
+        path = self._loaded.tokenizer_file
+        return None if path is None else path.read_text(encoding="utf-8")
+
     def start(self, sequence_id: int) -> None:
         """Make the sequence known and empty."""
         self.release((sequence_id,))

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from workers.decoding.grammar import GrammarCompiler, GrammarMasks
 from workers.decoding.logit_rules import CompiledRules, RuleContext
 from workers.decoding.sampling import PositionRun
 from workers.decoding.trees import ancestry, straight_runs
 from workers.engine.engine import Engine
 from workers.engine.step import AcceptedPath, StepInput
 from workers.engine.token_history import TokenHistory
-from workers.messages import Proposal, ProposeItem, SamplingParams, VerifyItem, WorkerStats
+from workers.errors import GrammarError
+from workers.messages import LogitRules, Proposal, ProposeItem, SamplingParams, VerifyItem, WorkerStats
 
 
 @dataclass(slots=True)
@@ -22,6 +24,8 @@ class _Followed:
     sampling: SamplingParams
     prompt_tokens: int
     rules: CompiledRules | None
+    grammar: GrammarMasks | None = None
+    fault: str | None = None
     history: TokenHistory = field(default_factory=TokenHistory)
 
 
@@ -30,17 +34,32 @@ class FollowedSequences:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._grammars = GrammarCompiler(engine.tokenizer_json)
         self._sequences: dict[int, _Followed] = {}
 
     def accept(self, item: ProposeItem | VerifyItem) -> bool:
         """Start the sequence if the item says so; return False if it continues one that is not known here."""
         if item.sampling is not None:
             self._engine.start(item.sequence_id)
-            rules = None if item.sampling.rules is None else CompiledRules.of(item.sampling.rules)
-            self._sequences[item.sequence_id] = _Followed(item.sampling, item.prompt_tokens, rules)
+            self._sequences[item.sequence_id] = self._begin(item.sampling, item.prompt_tokens)
             return True
         length = self._engine.length(item.sequence_id)
         return length is not None and length >= item.first_position
+
+    def _begin(self, sampling: SamplingParams, prompt_tokens: int) -> _Followed:
+        if sampling.rules is None:
+            return _Followed(sampling, prompt_tokens, None)
+        rules = CompiledRules.of(sampling.rules)
+        try:
+            return _Followed(sampling, prompt_tokens, rules, self._masks(sampling.rules))
+        except GrammarError as error:
+            return _Followed(sampling, prompt_tokens, rules, fault=f"the grammar cannot be applied: {error}")
+
+    def _masks(self, rules: LogitRules) -> GrammarMasks | None:
+        if rules.grammar is None:
+            return None
+        compiled = self._grammars.compile(rules.grammar)
+        return GrammarMasks(compiled, rules.end_token_ids, self._engine.vocabulary_size)
 
     def read(self, inputs: Sequence[StepInput]) -> torch.Tensor:
         """Let the engine read `inputs` and return its logits; see `Engine.forward`.
@@ -63,7 +82,7 @@ class FollowedSequences:
         followed = self._sequences[sequence_id]
         context = None
         if followed.rules is not None:
-            context = RuleContext(followed.rules, followed.history.tokens, followed.prompt_tokens)
+            context = RuleContext(followed.rules, followed.history.tokens, followed.prompt_tokens, followed.grammar)
         return PositionRun(followed.sampling, first_position, positions, context)
 
     def tree_runs(self, sequence_id: int, first_position: int, tree: Proposal) -> list[PositionRun]:
@@ -82,7 +101,9 @@ class FollowedSequences:
             context = None
             if followed.rules is not None:
                 path = tree.token_ids[descends[rows[-1] - 1]] if rows[-1] else tree.token_ids[:0]
-                context = RuleContext(followed.rules, np.concatenate([committed, path]), followed.prompt_tokens)
+                context = RuleContext(
+                    followed.rules, np.concatenate([committed, path]), followed.prompt_tokens, followed.grammar
+                )
             runs.append(PositionRun(followed.sampling, first_position + above, len(rows), context))
         return runs
 
@@ -94,6 +115,13 @@ class FollowedSequences:
             if followed.rules is not None:
                 kept = followed.history.tokens[path.first_position + path.nodes]
                 followed.history.write(path.first_position, kept)
+
+    def fault(self, sequence_id: int) -> str | None:
+        """Return why the sequence's grammar cannot be applied here, if it has one and that is so.
+
+        Tokens are drawn without it then: good enough for a guess.
+        """
+        return self._sequences[sequence_id].fault
 
     def has_rules(self, sequence_id: int) -> bool:
         """Whether the sequence was started with logit rules."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +42,7 @@ class LoadedModel:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    tokenizer_file: Path | None = None
 
     @property
     def kv_shape(self) -> KVShape:
@@ -117,6 +119,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         head_dim=head_dim,
         dtype=_DTYPES[config.dtype],
         device=device,
+        tokenizer_file=model_file(config.model, "tokenizer.json"),
     )
 
 

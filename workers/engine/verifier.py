@@ -92,6 +92,8 @@ class Verifier:
         item = part.item
         if outcome is None:
             return VerifiedItem(item.sequence_id, item.epoch)
+        if (fault := self._followed.fault(item.sequence_id)) is not None:
+            return VerifiedItem(item.sequence_id, item.epoch, fault=fault)
         if INVALID_TOKEN in outcome.token_ids:
             return VerifiedItem(item.sequence_id, item.epoch, fault=self._fault(item.sequence_id))
         self._engine.truncate(item.sequence_id, part.next_position + outcome.accepted)

@@ -10,6 +10,21 @@ BANNING_BIAS = -100.0
 """The smallest bias. OpenAI says that it should ban a token; added to a large logit it might not, so it is a ban."""
 
 
+class GrammarKind(StrEnum):
+    """In which language a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must be as a whole: JSON for a schema (as JSON text), or a match of a regular expression."""
+
+    kind: GrammarKind
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class LogitRules:
     """What happens to single logits before the temperature; each default asks for nothing.
@@ -22,6 +37,9 @@ class LogitRules:
     `presence_penalty` once if it does.
 
     `bad_words` are token ids, none empty, that the output never holds in a row.
+
+    With a `grammar` the output keeps to it, and the ids in `end_token_ids`, at least one, can be drawn where it may end
+    and nowhere else; `min_tokens` then yields to an output that cannot go on.
     """
 
     min_tokens: int = 0
@@ -31,6 +49,7 @@ class LogitRules:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
