@@ -80,9 +80,12 @@ class DrafterSection(WorkerSection):
 
 
 class SpeculationSection(_Section):
-    """How much to draft."""
+    """How much to draft, and how much of what came of it to check."""
 
     max_draft_tokens: int = Field(4, ge=0, le=32, description="draft length k; 0 is plain decoding")
+    check_share: float = Field(0.0, ge=0, le=1, description="of finished requests, decoded again without drafts")
+    check_max_pending: int = Field(16, ge=1, le=1024, description="checks that may wait for idle capacity")
+    check_timeout_s: float = Field(60.0, gt=0, description="a check that takes longer, its wait included, is dropped")
 
 
 class RouterSection(_Section):
@@ -124,7 +127,7 @@ class LeadoutConfig(_Section):
 
     def router_config(self) -> RouterConfig:
         """Return what the router needs."""
-        return RouterConfig(max_draft_tokens=self.speculation.max_draft_tokens, **self.router.model_dump())
+        return RouterConfig(**self.speculation.model_dump(), **self.router.model_dump())
 
 
 def parse_config(arguments: object) -> LeadoutConfig:

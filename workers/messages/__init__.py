@@ -19,7 +19,14 @@ from workers.messages.generation import (
     TokenLogprobs,
     Verification,
 )
-from workers.messages.service import RoundTotals, RouterStatus, WorkerRegistration, WorkerReport, WorkerRole
+from workers.messages.service import (
+    OnlineCheckTotals,
+    RoundTotals,
+    RouterStatus,
+    WorkerRegistration,
+    WorkerReport,
+    WorkerRole,
+)
 from workers.messages.steps import (
     NO_PROPOSAL,
     Proposal,
@@ -49,6 +56,7 @@ __all__ = [
     "GenerationFailed",
     "GenerationRequest",
     "LogitRules",
+    "OnlineCheckTotals",
     "Proposal",
     "ProposeItem",
     "ProposeRequest",

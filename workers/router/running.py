@@ -10,12 +10,16 @@ from workers.router.sequence import Sequence
 
 @dataclass(slots=True)
 class RunningSequence:
-    """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress."""
+    """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress.
+
+    `is_check`: it repeats a finished request on idle capacity; no client waits for it.
+    """
 
     sequence: Sequence
     deadline_s: float
     ended: bool = False
     target_failures: int = 0
+    is_check: bool = False
     queue_timer: asyncio.TimerHandle | None = None
     _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
 
