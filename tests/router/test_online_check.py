@@ -1,4 +1,4 @@
-"""The online check: what it finds, whom it never delays, and what it leaves behind."""
+"""The online check: whom it checks, what it finds and what it says."""
 
 import asyncio
 import logging
@@ -6,43 +6,40 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes import ScriptedDrafter, ScriptedTarget, ScriptedWorker, SwayedTarget, Trouble, sometimes_right
+from tests.fakes import ScriptedDrafter, ScriptedTarget, SwayedTarget, sometimes_right
 from tests.router.helpers import (
+    TOKENIZER,
     Answer,
     ask,
     ask_all,
     assert_nothing_is_left,
-    make_router,
+    checks_done,
     plainly,
     request,
     run,
     serving,
     turns,
-    until,
 )
+from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.messages import (
+    FinishReason,
     GenerationRequest,
     LogitRules,
     OnlineCheckTotals,
+    Proposal,
     RoundTotals,
     SpeculationUsage,
+    TokenChunk,
     Verification,
-    VerifyRequest,
+    VerifiedItem,
+    token_ids,
 )
-from workers.router.online_check import is_chosen, is_comparable
-from workers.router.router import Router
+from workers.router.config import RouterConfig
+from workers.router.online_check import OnlineChecks, is_chosen, is_comparable
+from workers.router.running import RunningSequence
+from workers.router.sequence import Sequence
 
 COUNTS = ("verifications", "draft_tokens", "accepted_tokens", "committed_tokens")
-
-
-async def checks_done(router: Router) -> OnlineCheckTotals:
-    """The totals once no check waits or runs."""
-    await until(lambda: router._checks.totals.pending == 0)
-    return router._checks.totals
-
-
-async def first_check_begins(router: Router) -> None:
-    await until(lambda: any(running.is_check for running in router._running()))
 
 
 def cold(number: int = 0, max_tokens: int = 20, temperature: float = 0.0, **options: object) -> GenerationRequest:
@@ -227,166 +224,53 @@ def test_usage_and_totals_of_clients_are_what_they_are_without_checks() -> None:
         assert getattr(with_checks[1], count) == getattr(without[1], count)
 
 
-def test_clients_that_need_the_row_of_a_check_get_it_at_once_and_the_check_is_made_later() -> None:
-    target, drafter = ScriptedTarget(delay_s=0.002), ScriptedDrafter()
+class Stage:
+    """OnlineChecks without a router: `placed` is what was asked to be decoded again."""
 
+    def __init__(self) -> None:
+        self.placed: list[RunningSequence] = []
+        self.taken_out: list[RunningSequence] = []
+        config = RouterConfig(check_share=1.0)
+        self.checks = OnlineChecks(config, self._place, self.taken_out.append, self.taken_out.append)
+
+    def finish(self, asked: GenerationRequest, tokens: list[int]) -> None:
+        """A client's request ends with these tokens, of which the first was a draft."""
+        sequence = self._sequence(asked)
+        sequence.commit(VerifiedItem(1, 0, 1, token_ids(tokens)), Proposal(token_ids(tokens[:1])))
+        sequence.finish_reason = FinishReason.STOP
+        self.checks.offer(RunningSequence(sequence, 0.0))
+        self.checks.start()
+
+    def _place(self, asked: GenerationRequest, deadline_s: float) -> RunningSequence:
+        self.placed.append(RunningSequence(self._sequence(asked), deadline_s, is_check=True))
+        return self.placed[-1]
+
+    def _sequence(self, asked: GenerationRequest) -> Sequence:
+        return Sequence(1, asked, lambda prompt: IncrementalDetokenizer(TOKENIZER, prompt.tolist()))
+
+
+def test_an_answer_that_should_have_gone_on_differs_where_it_ends() -> None:
     async def test() -> OnlineCheckTotals:
-        async with serving(target, drafter, check_share=1.0, max_running_sequences=1) as router:
-            await ask(router, request(number=1))
-            await first_check_begins(router)
-            task = asyncio.create_task(ask(router, request(number=2)))
-            await turns(2)
-            status = await router.status()
-            assert (status.running, status.waiting) == (1, 0)
-            assert not any(running.is_check for running in router._running())
-            assert (await task).tokens == plainly(request(number=2))
-            totals = await checks_done(router)
-            await assert_nothing_is_left(router, target, drafter)
-            return totals
+        stage = Stage()
+        stage.finish(request(max_tokens=20), [16, 17, 18])
+        (again,) = stage.placed
+        assert again.sequence.request.stop.max_tokens == 4
+        again.emit(TokenChunk(token_ids([16, 17, 18, 19]), None, FinishReason.LENGTH))
+        await turns()
+        return stage.checks.totals
 
-    totals = run(test)
-    assert (totals.checked, totals.mismatched, totals.dropped) == (2, 0, 0)
-    assert totals.postponed == 1
+    assert run(test) == OnlineCheckTotals(checked=1, mismatched=1, compared_tokens=4)
 
 
-def test_clients_that_need_the_kv_blocks_of_a_check_get_them() -> None:
-    # 5 + 20 tokens are 7 blocks.
-    target, drafter = ScriptedTarget(delay_s=0.002, total_blocks=10), ScriptedDrafter()
-
+def test_a_check_that_has_ended_is_concluded_rather_than_put_off() -> None:
     async def test() -> OnlineCheckTotals:
-        async with serving(target, drafter, check_share=1.0) as router:
-            await ask(router, request(number=1))
-            await first_check_begins(router)
-            assert (await ask(router, request(number=2))).tokens == plainly(request(number=2))
-            totals = await checks_done(router)
-            await assert_nothing_is_left(router, target, drafter)
-            return totals
+        stage = Stage()
+        stage.finish(request(max_tokens=3), [16, 17, 18])
+        (again,) = stage.placed
+        again.emit(TokenChunk(token_ids([16, 17, 18]), None, FinishReason.LENGTH))
+        again.ended = True
+        assert not stage.checks.make_room()
+        await turns()
+        return stage.checks.totals
 
-    totals = run(test)
-    assert (totals.checked, totals.postponed) == (2, 1)
-
-
-def test_while_requests_wait_no_check_runs() -> None:
-    asked = [request(5, 10, number) for number in range(12)]
-    target = ScriptedTarget(delay_s=0.001)
-
-    async def test() -> OnlineCheckTotals:
-        async with serving(target, ScriptedDrafter(), check_share=1.0, max_running_sequences=2) as router:
-            tasks = [asyncio.create_task(ask(router, each)) for each in asked]
-            while not all(task.done() for task in tasks):
-                await asyncio.sleep(0)
-                assert not (router._waiting and any(running.is_check for running in router._running()))
-            assert [task.result().tokens for task in tasks] == list(map(plainly, asked))
-            return await checks_done(router)
-
-    assert run(test).checked == 12
-
-
-def test_a_check_takes_no_row_of_a_full_batch_and_few_tokens_beside_clients() -> None:
-    target = ScriptedTarget(delay_s=0.001)
-
-    async def test() -> None:
-        limits = {"check_share": 1.0, "max_batch_sequences": 2, "max_draft_tokens": 3, "prefill_chunk_tokens": 100}
-        async with serving(target, ScriptedDrafter(), **limits) as router:
-            long = request(60, 12, 1)
-            await ask(router, long)
-            await first_check_begins(router)
-            check = next(running.sequence.sequence_id for running in router._running())
-            target.messages.clear()
-            task = asyncio.create_task(ask(router, request(5, 100, 2)))
-            await until(lambda: len(target.messages) > 8)
-            pair = [asyncio.create_task(ask(router, request(5, 60, number))) for number in (3, 4)]
-            await asyncio.gather(task, *pair)
-            await checks_done(router)
-            for step in (message for message in target.messages if isinstance(message, VerifyRequest)):
-                assert len(step.items) <= 2
-                beside = [item for item in step.items if item.sequence_id != check]
-                ours = [item for item in step.items if item.sequence_id == check]
-                if beside and ours:
-                    assert len(ours[0].committed) <= 4
-
-    run(test)
-
-
-def test_a_check_that_finds_no_room_in_time_is_dropped() -> None:
-    target, drafter = ScriptedTarget(delay_s=0.005), ScriptedDrafter()
-
-    async def test() -> OnlineCheckTotals:
-        async with serving(
-            target, drafter, check_share=1.0, max_running_sequences=2, check_timeout_s=0.03, max_draft_tokens=1
-        ) as router:
-            short = [request(5, 4, number) for number in range(3)]
-            await ask_all(router, [*short, *(request(5, 60, number) for number in range(3, 7))])
-            totals = await checks_done(router)
-            await assert_nothing_is_left(router, target, drafter)
-            return totals
-
-    totals = run(test)
-    assert totals.dropped >= 1
-    assert totals.checked + totals.dropped == 7
-
-
-def test_no_more_checks_wait_than_allowed() -> None:
-    target = ScriptedTarget(delay_s=0.001)
-
-    async def test() -> OnlineCheckTotals:
-        async with serving(target, ScriptedDrafter(), check_share=1.0, check_max_pending=2) as router:
-            await ask_all(router, [request(5, 10, number) for number in range(8)])
-            return await checks_done(router)
-
-    totals = run(test)
-    # All eight end in one round: one check begins at once, two wait, and the others go.
-    assert (totals.checked, totals.dropped) == (3, 5)
-
-
-@pytest.mark.parametrize("trouble", [Trouble.DEATH, Trouble.ERROR])
-def test_a_check_whose_target_fails_is_dropped_and_never_put_in_line(trouble: Trouble) -> None:
-    target = ScriptedTarget(delay_s=0.001)
-
-    async def test() -> OnlineCheckTotals:
-        async with serving(target, ScriptedDrafter(), check_share=1.0) as router:
-            await ask(router, request())
-            await first_check_begins(router)
-            target.troubles[target.steps + 1] = trouble
-            totals = await checks_done(router)
-            assert not router._waiting
-            return totals
-
-    assert run(test) == OnlineCheckTotals(dropped=1)
-
-
-@pytest.mark.parametrize("loop_turns", range(0, 40, 3))
-def test_closing_the_router_drops_the_check_that_runs_and_those_that_wait(loop_turns: int) -> None:
-    workers: list[ScriptedWorker] = [ScriptedTarget(), ScriptedDrafter()]
-
-    async def test() -> OnlineCheckTotals:
-        router = make_router(check_share=1.0)
-        for worker in workers:
-            await router.register(worker.registration, worker)
-        await ask_all(router, [request(5, 10, number) for number in range(3)])
-        await turns(loop_turns)
-        await router.close()
-        totals = await checks_done(router)
-        assert not any(running.is_check for running in router._running())
-        return totals
-
-    totals = run(test)
-    assert totals.checked + totals.dropped == 3
-
-
-@pytest.mark.parametrize("loop_turns", range(0, 30, 2))
-def test_clients_that_come_at_any_moment_of_a_check_leave_nothing_behind(loop_turns: int) -> None:
-    target, drafter = ScriptedTarget(total_blocks=14), ScriptedDrafter(total_blocks=14)
-
-    async def test() -> None:
-        async with serving(target, drafter, check_share=1.0, prefill_chunk_tokens=4) as router:
-            for number in range(0, 12, 3):
-                await ask(router, request(9, 15, number))
-                await turns(loop_turns)
-                pair = [request(9, 15, number + 1), request(9, 15, number + 2)]
-                assert [answer.tokens for answer in await ask_all(router, pair)] == list(map(plainly, pair))
-            totals = await checks_done(router)
-            assert (totals.checked, totals.mismatched) == (12, 0)
-            await assert_nothing_is_left(router, target, drafter)
-
-    run(test)
+    assert run(test) == OnlineCheckTotals(checked=1, compared_tokens=3)
