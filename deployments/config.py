@@ -81,12 +81,15 @@ class DrafterSection(WorkerSection):
 
 
 class SpeculationSection(_Section):
-    """How much to draft."""
+    """How much to draft, and how much of what came of it to check."""
 
     max_draft_tokens: int = Field(4, ge=0, le=32, description="draft length k; 0 is plain decoding")
     verification: Literal["coupled", "ratio"] = Field(
         "coupled", description="for requests that do not choose; ratio gives up that drafts cannot change the text"
     )
+    check_share: float = Field(0.0, ge=0, le=1, description="of finished requests, decoded again without drafts")
+    check_max_pending: int = Field(16, ge=1, le=1024, description="checks that may wait for idle capacity")
+    check_timeout_s: float = Field(60.0, gt=0, description="a check that takes longer, its wait included, is dropped")
 
 
 class RouterSection(_Section):
@@ -128,11 +131,9 @@ class LeadoutConfig(_Section):
 
     def router_config(self) -> RouterConfig:
         """Return what the router needs."""
-        return RouterConfig(
-            max_draft_tokens=self.speculation.max_draft_tokens,
-            verification=Verification(self.speculation.verification),
-            **self.router.model_dump(),
-        )
+        speculation = self.speculation.model_dump()
+        speculation["verification"] = Verification(self.speculation.verification)
+        return RouterConfig(**speculation, **self.router.model_dump())
 
 
 def parse_config(arguments: object) -> LeadoutConfig:

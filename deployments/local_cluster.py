@@ -33,6 +33,13 @@ def check_port(host: str, port: int) -> None:
             raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
+def free_port() -> int:
+    """Return a TCP port on 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def logical_cpus(config: LeadoutConfig) -> int:
     """Return the CPUs to tell Ray of: what the workers ask for, even on a smaller machine."""
     target = config.target
@@ -106,3 +113,18 @@ def wait_until_ready(url: str, timeout_s: float) -> None:
                 return
         time.sleep(READY_POLL_S)
     raise ConfigurationError(f"{url}/ready did not answer within {timeout_s:g} s")
+
+
+def wait_for_drafters(url: str, drafters: int, timeout_s: float) -> None:
+    """Poll /status until that many drafters are registered. Raises ConfigurationError when they do not come in time.
+
+    A service is ready before: it answers without drafters.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError, KeyError):
+            workers = httpx.get(f"{url}/status", timeout=10.0).json()["workers"]
+            if sum(worker["registration"]["role"] == "draft" for worker in workers) >= drafters:
+                return
+        time.sleep(READY_POLL_S)
+    raise ConfigurationError(f"{url}: {drafters} drafters were not registered within {timeout_s:g} s")

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -232,6 +232,7 @@ class ScriptedWorker:
     """A link and the worker at its end. The state changes as messages are sent, in order; answers take `delay_s`.
 
     `troubles` gives what happens at which step (counted from 0 over the worker's lives); `every_step` at all others.
+    A `trusting` worker reads tokens that the toy target would not have drawn.
     """
 
     worker_id: str
@@ -245,6 +246,7 @@ class ScriptedWorker:
     troubles: dict[int, Trouble] = field(default_factory=dict)
     every_step: Trouble | None = None
     dead: bool = False
+    trusting: bool = False
     steps: int = 0
     held: dict[int, HeldSequence] = field(default_factory=dict)
     messages: list[WorkerRequest] = field(default_factory=list)
@@ -328,7 +330,7 @@ class ScriptedWorker:
             held.tokens += [int(token) for token in item.committed]
             for position, token in enumerate(held.tokens):
                 right = token < FIRST_TOY_OUTPUT or token == toy_next(held.tokens[:position], held.sampling)
-                self.require(right, f"token {token} at position {position} was never committed")
+                self.require(self.trusting or right, f"token {token} at position {position} was never committed")
             followed[item.sequence_id] = held
         return followed
 
@@ -414,6 +416,23 @@ class ScriptedTarget(ScriptedWorker):
         self.require(item.scored.tolist()[: len(behind)] == behind[: len(item.scored)], "scored is not what follows")
         tokens = [*held.tokens[: item.first_position + 1], *item.scored.tolist()]
         return toy_logprobs(tokens, item.first_position + 1, item.logprobs or 0)
+
+
+class SwayedTarget(ScriptedTarget):
+    """A faulty target: from position `sways_at` on, what it draws behind drafts is not what it draws without them."""
+
+    def __init__(self, sways_at: int, **options: object) -> None:
+        super().__init__(trusting=True, **options)
+        self._sways_at = sways_at
+
+    def _verified(self, item: VerifyItem, held: HeldSequence | None, epochs_late: int) -> VerifiedItem:
+        verified = super()._verified(item, held, epochs_late)
+        position = item.first_position + len(item.committed) + verified.accepted
+        if not len(item.proposal) or position < self._sways_at:
+            return verified
+        own = int(verified.token_ids[-1])
+        other = own + 1 if own + 1 < TOY_VOCABULARY else FIRST_TOY_OUTPUT
+        return replace(verified, token_ids=token_ids([*verified.token_ids[:-1], other]))
 
 
 class ScriptedDrafter(ScriptedWorker):

@@ -44,6 +44,13 @@ def test_only_the_target_is_needed_and_its_name_is_the_last_part_of_the_model() 
     assert config.router_config().max_draft_tokens == config.speculation.max_draft_tokens
 
 
+def test_the_router_is_told_how_much_to_draft_and_to_check() -> None:
+    section = {"max_draft_tokens": 3, "check_share": 0.25, "check_max_pending": 5, "check_timeout_s": 2.5}
+    config = parse_config({"target": {"model": "m"}, "speculation": section}).router_config()
+    assert {name: getattr(config, name) for name in section} == section
+    assert parse_config({"target": {"model": "m"}}).router_config().check_share == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -56,6 +63,10 @@ def test_only_the_target_is_needed_and_its_name_is_the_last_part_of_the_model() 
         ({"target": {"model": "m", "num_cpus": 0}}, "num_gpus"),
         ({"speculation": {"max_draft_tokens": 33}}, "speculation.max_draft_tokens"),
         ({"speculation": {"max_draft_tokens": True}}, "speculation.max_draft_tokens"),
+        ({"speculation": {"check_share": 1.01}}, "speculation.check_share"),
+        ({"speculation": {"check_share": -0.1}}, "speculation.check_share"),
+        ({"speculation": {"check_max_pending": 0}}, "speculation.check_max_pending"),
+        ({"speculation": {"check_timeout_s": 0}}, "speculation.check_timeout_s"),
         ({"router": {"max_running": 4}}, "router.max_running"),
         ({"router": {"verify_deadline_s": 0}}, "router.verify_deadline_s"),
         ({"drafters": [{"model": "m"}]}, "drafters[0].name"),

@@ -15,6 +15,7 @@ from workers.messages import (
     FinishReason,
     GenerationFailed,
     GenerationRequest,
+    OnlineCheckTotals,
     SamplingParams,
     SpeculationOptions,
     SpeculationUsage,
@@ -179,3 +180,14 @@ async def assert_nothing_is_left(router: Router, *workers: ScriptedWorker) -> No
     for peer in router._peers():
         assert peer.ledger.reserved == {}
         assert peer.ledger.free_blocks == peer.ledger.total_blocks
+
+
+async def checks_done(router: Router) -> OnlineCheckTotals:
+    """The totals once no check waits or runs."""
+    await until(lambda: router._checks.totals.pending == 0)
+    return router._checks.totals
+
+
+async def first_check_begins(router: Router) -> None:
+    """Wait until a check is in service."""
+    await until(lambda: any(running.is_check for running in router._running()))

@@ -21,7 +21,14 @@ from workers.messages.generation import (
     TokenLogprobs,
     Verification,
 )
-from workers.messages.service import RoundTotals, RouterStatus, WorkerRegistration, WorkerReport, WorkerRole
+from workers.messages.service import (
+    OnlineCheckTotals,
+    RoundTotals,
+    RouterStatus,
+    WorkerRegistration,
+    WorkerReport,
+    WorkerRole,
+)
 from workers.messages.steps import (
     NO_PROPOSAL,
     Proposal,
@@ -53,6 +60,7 @@ __all__ = [
     "Grammar",
     "GrammarKind",
     "LogitRules",
+    "OnlineCheckTotals",
     "Proposal",
     "ProposeItem",
     "ProposeRequest",

@@ -56,13 +56,32 @@ class RoundTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class OnlineCheckTotals:
+    """What became of the finished requests that were chosen to be decoded again without drafts.
+
+    `checked` were compared, `mismatched` of them differed; `compared_tokens` are theirs. `skipped` had nothing to
+    compare: no drafts, or ratio verification at a temperature above 0. `dropped` found no room in time, or failed.
+    `postponed` counts how often a check made room for a client. `pending` is how many wait or run now.
+    """
+
+    checked: int = 0
+    mismatched: int = 0
+    compared_tokens: int = 0
+    skipped: int = 0
+    dropped: int = 0
+    postponed: int = 0
+    pending: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RouterStatus:
-    """A snapshot of the router; `running` and `waiting` count sequences."""
+    """A snapshot of the router; `running` and `waiting` count sequences of clients."""
 
     running: int
     waiting: int
     workers: tuple[WorkerReport, ...]
     totals: RoundTotals = RoundTotals()
+    online_check: OnlineCheckTotals = OnlineCheckTotals()
 
     @property
     def can_answer(self) -> bool:

@@ -12,6 +12,9 @@ class RouterConfig:
     `max_draft_tokens` is the draft length k; 0 switches speculation off. `verification` is for requests that do not
     choose. `max_batch_sequences` bounds a cohort, `prefill_chunk_tokens` the prompt tokens that one step reads beside
     the decoding sequences.
+
+    `check_share` (0 to 1) of the finished requests are decoded again without drafts where there is idle capacity;
+    `check_max_pending` of them may wait for it, and each is dropped when it is not through after `check_timeout_s`.
     """
 
     max_draft_tokens: int = 4
@@ -23,3 +26,6 @@ class RouterConfig:
     queue_timeout_s: float = 60.0
     propose_deadline_s: float = 10.0
     verify_deadline_s: float = 60.0
+    check_share: float = 0.0
+    check_max_pending: int = 16
+    check_timeout_s: float = 60.0

@@ -86,25 +86,34 @@ class Lane:
 
     async def _round(self) -> None:
         clock = RoundClock()
-        planned = plan_round(
-            [running.sequence for running in self._cohort()], self._draft_lengths(), self._config.prefill_chunk_tokens
-        )
+        planned = self._plan()
         proposals = await self._propose(planned, clock)
         await self.target.releases_sent()
         live = [plan for plan in planned if plan.sequence.sequence_id in self.running]
         if not live:
             return
+        for_clients = any(not self.running[plan.sequence.sequence_id].is_check for plan in live)
         request = verify_request(live, proposals)
         began = time.perf_counter()
         response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
         clock.verified((time.perf_counter() - began) * 1e3, response.compute_ms)
         for plan, verified in zip(live, response.items, strict=True):
             self._apply(plan, verified, proposals.get(verified.sequence_id, NO_PROPOSAL))
-        self._totals.add_round(clock)
+        if for_clients:
+            self._totals.add_round(clock)
+
+    def _plan(self) -> list[PlannedSequence]:
+        """The next round. Beside clients a check reads no more of its prompt than a drafted sequence adds to a step."""
+        cohort, lengths, chunk_tokens = self._cohort(), self._draft_lengths(), self._config.prefill_chunk_tokens
+        clients = [running.sequence for running in cohort if not running.is_check]
+        checks = [running.sequence for running in cohort if running.is_check]
+        check_tokens = min(self._config.max_draft_tokens + 1, chunk_tokens) if clients else chunk_tokens
+        return plan_round(clients, lengths, chunk_tokens) + plan_round(checks, lengths, check_tokens)
 
     def _cohort(self) -> list[RunningSequence]:
-        """The sequences of the next round; more than fit take turns, those that waited longest first."""
-        chosen = list(self.running.values())[: self._config.max_batch_sequences]
+        """The sequences of the next round; more than fit take turns, those that waited longest first, checks last."""
+        in_turn = sorted(self.running.values(), key=lambda running: running.is_check)
+        chosen = in_turn[: self._config.max_batch_sequences]
         for running in chosen:
             self.running[running.sequence.sequence_id] = self.running.pop(running.sequence.sequence_id)
         return chosen
@@ -173,7 +182,8 @@ class Lane:
         else:
             chunk = sequence.commit(verified, proposal)
             committed = len(chunk.token_ids)
-            self._totals.add_commit(len(proposal), min(verified.accepted, committed), committed)
+            if not running.is_check:
+                self._totals.add_commit(len(proposal), min(verified.accepted, committed), committed)
             running.target_failures = 0
             self._emit(running, chunk)
 

@@ -25,6 +25,7 @@ from workers.router.config import RouterConfig
 from workers.router.detached import detached_task
 from workers.router.draft_length import DraftLengthPolicy, fixed_draft_length
 from workers.router.lane import Lane, LaneEvents
+from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
@@ -55,6 +56,7 @@ class Router:
         self._lanes: dict[str, Lane] = {}
         self._lane_tasks: dict[str, asyncio.Task[None]] = {}
         self._waiting: deque[RunningSequence] = deque()
+        self._checks = OnlineChecks(config, self._place_check, self._take_out, self._end)
         # Workers may still hold sequences of an earlier router; a random start keeps ids apart.
         self._next_sequence_id = secrets.randbits(48) << 14
 
@@ -116,11 +118,14 @@ class Router:
             reports = await asyncio.gather(*(peer.report(STATS_DEADLINE_S) for peer in peers))
         else:
             reports = [WorkerReport(peer.registration, None) for peer in peers]
-        running = sum(len(lane.running) for lane in self._lanes.values())
-        return RouterStatus(running, len(self._waiting), tuple(reports), self._totals.totals)
+        running = sum(not running.is_check for running in self._running())
+        return RouterStatus(
+            running, len(self._waiting), tuple(reports), self._totals.totals, online_check=self._checks.totals
+        )
 
     async def close(self) -> None:
         """Stop all rounds; sequences still in service end with an error."""
+        self._checks.stop()
         for running in [*self._running(), *self._waiting]:
             running.emit(GenerationFailed(503, "shutting_down", "the service is shutting down"))
         tasks = list(self._lane_tasks.values())
@@ -132,15 +137,17 @@ class Router:
 
     def _admit(self, request: GenerationRequest) -> RunningSequence | None:
         """Place the request or let it wait; None if it can do neither."""
-        self._next_sequence_id += 1
-        sequence = Sequence(self._next_sequence_id, request, self._make_detokenizer)
-        running = RunningSequence(sequence, deadline_s=time.monotonic() + request.timeout_s)
+        running = RunningSequence(self._new_sequence(request), deadline_s=time.monotonic() + request.timeout_s)
         if not self._waiting and self._place(running):
             return running
         if len(self._waiting) >= self._config.max_waiting_sequences:
             return None
         self._enqueue(running)
         return running
+
+    def _new_sequence(self, request: GenerationRequest) -> Sequence:
+        self._next_sequence_id += 1
+        return Sequence(self._next_sequence_id, request, self._make_detokenizer)
 
     def _enqueue(self, running: RunningSequence, front: bool = False) -> None:
         """Put a sequence in line for a target, for as long as the queue timeout allows."""
@@ -162,8 +169,21 @@ class Router:
         """Place waiting sequences in order; the first that fits nowhere holds the line, so nobody starves."""
         while self._waiting and self._place(self._waiting[0]):
             self._waiting.popleft()
+        self._checks.start()
 
     def _place(self, running: RunningSequence) -> bool:
+        """Place a client's sequence; a check that is in its way is put off."""
+        return self._place_in_free_room(running) or (self._checks.make_room() and self._place_in_free_room(running))
+
+    def _place_check(self, request: GenerationRequest, deadline_s: float) -> RunningSequence | None:
+        """Place a check, but only if nobody waits and a target has a row to spare in every round."""
+        rows = self._config.max_batch_sequences
+        if self._waiting or all(len(lane.running) >= rows for lane in self._lanes.values()):
+            return None
+        running = RunningSequence(self._new_sequence(request), deadline_s, is_check=True)
+        return running if self._place_in_free_room(running) else None
+
+    def _place_in_free_room(self, running: RunningSequence) -> bool:
         sequence = running.sequence
         lanes = sorted(self._lanes.values(), key=lambda lane: len(lane.running))
         if sum(len(lane.running) for lane in lanes) >= self._config.max_running_sequences:
@@ -197,9 +217,15 @@ class Router:
                 return
 
     def _end(self, running: RunningSequence) -> None:
-        """Take the sequence out of service and free its KV everywhere; once is enough."""
+        """Take the sequence out of service and let others have its room; once is enough."""
         if running.ended:
             return
+        self._take_out(running)
+        self._checks.offer(running)
+        self._place_waiting()
+
+    def _take_out(self, running: RunningSequence) -> None:
+        """Take the sequence out of service and free its KV everywhere."""
         running.ended = True
         running.leave_queue()
         sequence = running.sequence
@@ -212,7 +238,6 @@ class Router:
             drafter.release(sequence.sequence_id)
             for other in self._running():
                 self._assign_drafter(other)
-        self._place_waiting()
 
     # --- failure --------------------------------------------------------------------------------------------
 
@@ -255,8 +280,9 @@ class Router:
             sequence.target.assign(None)
             sequence.epoch += 1
             running.target_failures += 1
-            if running.target_failures >= MAX_TARGET_FAILURES:
-                running.emit(GenerationFailed(503, "service_unavailable", "its target failed again and again"))
+            if running.is_check or running.target_failures >= MAX_TARGET_FAILURES:
+                failed = "its target failed" if running.is_check else "its target failed again and again"
+                running.emit(GenerationFailed(503, "service_unavailable", failed))
                 self._end(running)
             else:
                 self._enqueue(running, front=True)

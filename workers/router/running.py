@@ -10,12 +10,16 @@ from workers.router.sequence import Sequence
 
 @dataclass(slots=True)
 class RunningSequence:
-    """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress."""
+    """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress.
+
+    `is_check`: it repeats a finished request on idle capacity; no client waits for it.
+    """
 
     sequence: Sequence
     deadline_s: float
     ended: bool = False
     target_failures: int = 0
+    is_check: bool = False
     queue_timer: asyncio.TimerHandle | None = None
     _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
 
@@ -37,7 +41,9 @@ class RunningSequence:
     async def next_event(self) -> GenerationEvent:
         """Return the next event, or the failure that says the request ran out of time."""
         try:
-            return await asyncio.wait_for(self._events.get(), max(0.0, self.deadline_s - time.monotonic()))
+            # Not `wait_for`: in Python 3.11 it forgets a cancellation that comes together with an event.
+            async with asyncio.timeout(max(0.0, self.deadline_s - time.monotonic())):
+                return await self._events.get()
         except TimeoutError:
             timeout_s = self.sequence.request.timeout_s
             return GenerationFailed(504, "timeout", f"the request did not finish within {timeout_s:g} s")
