@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fake_trees import ScriptedTreeDrafter
 from tests.fakes import (
     Guess,
     HeldSequence,
@@ -18,6 +17,7 @@ from tests.fakes import (
     sometimes_right,
     toy_next,
 )
+from tests.fakes.trees import ScriptedTreeDrafter
 from tests.router.helpers import (
     ask,
     ask_all,

@@ -1,4 +1,4 @@
-"""A stand-in for a drafter that proposes trees; see tests/fakes.py."""
+"""A stand-in for a drafter that proposes trees; see workers.py beside this."""
 
 from collections.abc import Sequence
 

@@ -1,208 +1,33 @@
-"""Stand-ins that tests share: a generation service that plays a script, tokenizers, and workers without a model.
-
-`ScriptedTarget` and `ScriptedDrafter` are links with a toy model behind them. They keep per-sequence state as real
-workers do and raise at whatever message a real worker could not follow.
-"""
+"""Workers without a model behind links. They keep state as real workers do and refuse what none could follow."""
 
 import asyncio
-import re
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE, WordLevel
-from tokenizers.trainers import BpeTrainer
-from transformers.tokenization_utils_tokenizers import TokenizersBackend
-
+from tests.fakes.toy import FIRST_TOY_OUTPUT, TOY_VOCABULARY, Guess, toy_logprobs, toy_next
 from workers.errors import DeadlineExceededError, LinkClosedError, LinkError
 from workers.messages import (
-    FinishReason,
-    GenerationEvent,
-    GenerationRequest,
     Proposal,
     ProposedItem,
     ProposeItem,
     ProposeRequest,
     ProposeResponse,
     ReleaseRequest,
-    RouterStatus,
     SamplingParams,
-    SpeculationUsage,
     StatsRequest,
-    TokenChunk,
     TokenLogprobs,
     VerifiedItem,
     VerifyItem,
     VerifyRequest,
     VerifyResponse,
     WorkerRegistration,
-    WorkerReport,
     WorkerRequest,
     WorkerResponse,
     WorkerRole,
     WorkerStats,
     token_ids,
 )
-
-Script = Callable[[GenerationRequest], Sequence[GenerationEvent]]
-END_OF_TEXT = "<|endoftext|>"
-PLAIN_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'odd' %}{{ raise_exception('odd') }}"
-    "{% endif %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-TARGET = WorkerReport(WorkerRegistration("target-0", WorkerRole.TARGET, "tiny", (1,), 257, 64, 16, 8), None)
-
-
-def byte_tokenizer(
-    chat_template: str | None = PLAIN_TEMPLATE, texts: Sequence[str] = (), merges: int = 0
-) -> TokenizersBackend:
-    """Return a tokenizer with one token per byte (ids 1 to 256) and an end-of-text token (id 0), 257 ids in all.
-
-    Further ids are for up to `merges` tokens of several bytes, those that make `texts` shortest.
-    """
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = BpeTrainer(
-        vocab_size=257 + merges, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    build: Callable[..., TokenizersBackend] = TokenizersBackend
-    return build(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, chat_template=chat_template)
-
-
-def piece_tokenizer(pieces: Sequence[str]) -> Tokenizer:
-    """Return a tokenizer whose id n is the whole text `pieces[n]`: decoding joins pieces, whatever they are."""
-    # A word-level vocabulary must not name a word twice; the decoder cuts the number off again.
-    vocabulary = {f"{index:04d}{piece}": index for index, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex("^[0-9]{4}"), ""), decoders.Fuse()])
-    return tokenizer
-
-
-def word_tokenizer(words: Sequence[str]) -> TokenizersBackend:
-    """Return a tokenizer of `words` and an end-of-text token; texts are cut into the longest words from the left."""
-    vocabulary = {word: index for index, word in enumerate([END_OF_TEXT, *words])}
-    longest_first = sorted(words, key=len, reverse=True)
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=END_OF_TEXT))
-    pattern = Regex("|".join(map(re.escape, longest_first)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
-    build: Callable[..., TokenizersBackend] = TokenizersBackend
-    return build(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, chat_template=PLAIN_TEMPLATE)
-
-
-def in_blocks(ids: Sequence[int], block: int, finish_reason: FinishReason = FinishReason.LENGTH) -> list[TokenChunk]:
-    """Return `ids` as chunks of `block` tokens, the last with a finish reason and a plausible usage."""
-    pieces = [token_ids(list(ids[start : start + block])) for start in range(0, max(len(ids), 1), block)]
-    usage = SpeculationUsage(
-        verifications=len(pieces),
-        draft_tokens=len(pieces) * block,
-        accepted_tokens=len(ids) - len(pieces),
-        committed_tokens=len(ids),
-        accepted_per_position=(len(pieces),) * min(block, 2),
-        drafter="scripted",
-    )
-    return [TokenChunk(piece) for piece in pieces[:-1]] + [TokenChunk(pieces[-1], None, finish_reason, usage)]
-
-
-@dataclass
-class ScriptedService:
-    """Plays `script(request)` with `delay_s` before each event; records what it was asked and what was cancelled."""
-
-    script: Script
-    delay_s: float = 0.0
-    workers: tuple[WorkerReport, ...] = (TARGET,)
-    status_delay_s: float = 0.0
-    requests: list[GenerationRequest] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
-        """Yield the script's events; note the request as cancelled if it is closed before their end."""
-        self.requests.append(request)
-        ended = False
-        try:
-            for event in self.script(request):
-                await asyncio.sleep(self.delay_s)
-                # A consumer that closes at the last event has what it wants: that is no cancellation.
-                ended = not isinstance(event, TokenChunk) or event.finish_reason is not None
-                yield event
-            ended = True
-        finally:
-            if not ended:
-                await asyncio.sleep(0.001)  # telling a router takes a while, even to one that is being cancelled
-                self.cancelled.append(request.request_id)
-
-    async def status(self, with_worker_stats: bool = False) -> RouterStatus:
-        """Return a status with `workers`, after `status_delay_s`."""
-        await asyncio.sleep(self.status_delay_s)
-        return RouterStatus(0, 0, self.workers)
-
-
-# --- workers without a model ---------------------------------------------------------------------------------
-
-TOY_VOCABULARY = 32
-FIRST_TOY_OUTPUT = 16
-"""Prompts of the toy model use the ids below; it answers with those from here on, so that each can be told."""
-
-
-def toy_next(history: Sequence[int], sampling: SamplingParams) -> int:
-    """The toy target's token after `history`: a hash of the last two tokens, the position and the request's noise."""
-    seen = (*history[-2:], len(history), sampling.seed, sampling.choice)
-    return FIRST_TOY_OUTPUT + zlib.crc32(repr(tuple(map(int, seen))).encode()) % (TOY_VOCABULARY - FIRST_TOY_OUTPUT)
-
-
-def toy_continuation(prompt: Sequence[int], sampling: SamplingParams, tokens: int) -> list[int]:
-    """What plain decoding gives."""
-    history = list(prompt)
-    for _ in range(tokens):
-        history.append(toy_next(history, sampling))
-    return history[len(prompt) :]
-
-
-def toy_logprob(history: Sequence[int], token: int) -> float:
-    """The toy target's log-probability of `token` after `history`, made up from the position and the last token."""
-    return -(zlib.crc32(repr((len(history), int(history[-1]), int(token))).encode()) % 4096) / 256
-
-
-def toy_logprobs(tokens: Sequence[int], start: int, likeliest: int) -> TokenLogprobs:
-    """The log-probabilities of `tokens` from position `start` (at least 1) on; the first of each top is impossible."""
-    positions = range(start, len(tokens))
-    ids = [[(tokens[position - 1] + other) % TOY_VOCABULARY for other in range(likeliest)] for position in positions]
-    shape = (len(positions), likeliest)
-    top = [
-        [-np.inf if token == ids[row][0] else toy_logprob(tokens[: start + row], token) for token in ids[row]]
-        for row in range(len(positions))
-    ]
-    return TokenLogprobs(
-        np.array([toy_logprob(tokens[:position], tokens[position]) for position in positions], dtype=np.float32),
-        np.array(ids, dtype=np.int32).reshape(shape),
-        np.array(top, dtype=np.float32).reshape(shape),
-    )
-
-
-Guess = Callable[[Sequence[int], SamplingParams], int]
-
-
-def never_right(history: Sequence[int], sampling: SamplingParams) -> int:
-    """Guess another token than the target's."""
-    right = toy_next(history, sampling)
-    return right + 1 if right + 1 < TOY_VOCABULARY else FIRST_TOY_OUTPUT
-
-
-def sometimes_right(percent: int) -> Guess:
-    """Guess right at about `percent` in a hundred positions, always the same ones."""
-
-    def guess(history: Sequence[int], sampling: SamplingParams) -> int:
-        chance = zlib.crc32(repr((sampling.seed, len(history))).encode()) % 100
-        return toy_next(history, sampling) if chance < percent else never_right(history, sampling)
-
-    return guess
 
 
 class Trouble(Enum):
@@ -422,7 +247,7 @@ class SwayedTarget(ScriptedTarget):
     """A faulty target: from position `sways_at` on, what it draws behind drafts is not what it draws without them."""
 
     def __init__(self, sways_at: int, **options: object) -> None:
-        super().__init__(trusting=True, **options)
+        super().__init__(trusting=True, **options)  # type: ignore[arg-type]
         self._sways_at = sways_at
 
     def _verified(self, item: VerifyItem, held: HeldSequence | None, epochs_late: int) -> VerifiedItem:
@@ -462,35 +287,3 @@ class ScriptedDrafter(ScriptedWorker):
             answers.append(ProposedItem(item.sequence_id, item.epoch - epochs_late, proposal, lost=held is None))
         self.check_room()
         return ProposeResponse(tuple(answers), compute_ms=1.0)
-
-
-class HangingLink:
-    """A link whose first step `hangs`, and fails when the test says that it `breaks`."""
-
-    def __init__(self) -> None:
-        self.hangs = asyncio.Event()
-        self.breaks = asyncio.Event()
-
-    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
-        """See `workers.links.Link.call`."""
-        if isinstance(message, ReleaseRequest):
-            return None
-        self.hangs.set()
-        await self.breaks.wait()
-        raise LinkClosedError("the worker is gone")
-
-
-REQUEST_IN_SERVICE: ContextVar[str | None] = ContextVar("request_in_service", default=None)
-
-
-class ContextNotingLink:
-    """Hands messages on to `worker` and notes which request each message was sent for, as Ray does by context."""
-
-    def __init__(self, worker: ScriptedWorker) -> None:
-        self._worker = worker
-        self.senders: list[str | None] = []
-
-    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
-        """See `workers.links.Link.call`."""
-        self.senders.append(REQUEST_IN_SERVICE.get())
-        return await self._worker.call(message, deadline_s)
