@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.decoding.noise import LARGEST_COMMON_NOISE, gumbel_noise, noise_keys, rare_ids
+from workers.decoding.noise import LARGEST_COMMON_NOISE, gumbel_noise, noise_keys
 from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens, warped_scores
 from workers.messages import SamplingParams
 
@@ -189,25 +189,40 @@ def test_logits_may_be_a_part_of_a_larger_tensor(sampling: SamplingParams) -> No
     assert draws(padded[1].expand(3, -1), run) == draws(padded[1].repeat(3, 1), run)
 
 
+@pytest.mark.parametrize("top_k", [1, 10, 24, 30, 64])
+def test_ids_in_which_two_chunks_overlap_count_once(top_k: int) -> None:
+    # 9,000 is no multiple of a chunk's width, so that the last chunk is moved into the one before it.
+    logits = torch.from_numpy(np.random.default_rng(4).permutation(9000).astype(np.float32))
+    logits[-128:] += 9000
+
+    scores = warped_scores(logits[None], SamplingRows.of_runs([PositionRun(SamplingParams(top_k=top_k), 0, 1)]))
+
+    assert scores[0].isfinite().nonzero().squeeze(-1).tolist() == sorted(logits.topk(top_k).indices.tolist())
+
+
 # --- noise that is rarer than one in a vocabulary ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lead", [-0.001, 0.001])
-def test_a_token_far_behind_wins_by_rare_noise_alone(lead: float) -> None:
-    """The favourite is behind or ahead of the rare token by next to nothing, once its noise is added."""
+def test_a_token_far_behind_wins_by_its_noise_alone(lead: float) -> None:
+    """The favourite is behind or ahead of the token with the largest noise by next to nothing, noise added."""
     vocabulary, positions = 152_000, 40
     keys = torch.from_numpy(noise_keys(1, 0, 0, positions))
-    rows, ids = rare_ids(keys, vocabulary)
-    assert len(rows) > 5
-    for row, token in zip(rows.tolist(), ids.tolist(), strict=True):
-        key, favourite = keys[row : row + 1], (token + 70_000) % vocabulary
-        noise = gumbel_noise(key, torch.tensor([token, favourite], dtype=torch.int32))[0]
-        assert noise[0] > LARGEST_COMMON_NOISE - 0.01
+    largest = []
+    for row, key in enumerate(keys.split(1)):
+        noise = gumbel_noise(key, torch.arange(vocabulary, dtype=torch.int32))[0]
+        token = int(noise.argmax())
+        favourite = (token + 70_000) % vocabulary
+        behind = noise[token] - noise[favourite] - lead
         logits = torch.full((1, vocabulary), -60.0)
+        # Chunks that are likelier than the token's, so that no luck leads to it.
+        logits[0, (token + 1000 * torch.arange(1, 40)) % vocabulary] = 0.001 - behind
         logits[0, favourite] = 0.0
-        logits[0, token] = noise[1] - noise[0] + lead
+        logits[0, token] = -behind
+        largest.append(float(noise[token]))
 
         assert draws(logits, PositionRun(SamplingParams(seed=1), row, 1)) == [token if lead > 0 else favourite]
-        # A filter takes the rare token out whatever its noise.
+        # A filter takes the token out whatever its noise.
         assert draws(logits, PositionRun(SamplingParams(seed=1, top_k=1), row, 1)) == [favourite]
         assert draws(logits, PositionRun(SamplingParams(seed=1, min_p=0.01), row, 1)) == [favourite]
+    assert min(largest) < LARGEST_COMMON_NOISE - 2 and sum(noise > LARGEST_COMMON_NOISE for noise in largest) > 5

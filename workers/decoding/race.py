@@ -70,7 +70,7 @@ class Race:
         able = torch.cat(
             [
                 (hash_bits(self.keys[row], self._ids(chunk)) & 0x7FFFFFFF).amin(dim=-1) <= bound
-                for row, chunk, bound in zip(rows.split(step), chunks.split(step), bounds.split(step), strict=True)
+                for row, chunk, bound in zip(*(torch.split(each, step) for each in (rows, chunks, bounds)), strict=True)
             ]
         )
         return [self._best_of(rows[able], chunks[able])]

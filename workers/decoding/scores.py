@@ -31,7 +31,7 @@ class ChunkedLogits:
         vocabulary = logits.shape[1]
         width = min(CHUNK_IDS, vocabulary)
         whole = vocabulary // width
-        maxima = logits[:, : whole * width].unflatten(-1, (whole, width)).amax(dim=-1)
+        maxima = logits[:, : whole * width].view(len(logits), whole, width).amax(dim=-1)
         if whole * width < vocabulary:
             maxima = torch.cat([maxima, logits[:, -width:].amax(dim=-1, keepdim=True)], dim=-1)
         return cls(logits, maxima, width)

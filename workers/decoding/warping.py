@@ -13,6 +13,7 @@ import torch
 from workers.decoding.noise import block_numbers
 from workers.decoding.scores import ChunkedLogits, ChunkedScores, usable_temperature
 
+
 def temperature_scores(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities up to a constant per row, float32 [rows, V], the largest being 0.
 
@@ -103,7 +104,7 @@ class _Filters:
         width = width if width < chunks else vocabulary
         read = min(width * self.scores.source.width, vocabulary)
         unsettled = []
-        for rows in pending.split(max(1, block_numbers(pending.device) // read)):
+        for rows in torch.split(pending, max(1, block_numbers(pending.device) // read)):
             threshold, settled = self.thresholds(rows, width, masses)
             found[rows[settled]] = torch.maximum(self.least[rows], threshold)[settled]
             unsettled.append(rows[~settled])
@@ -143,7 +144,7 @@ class _Filters:
 def _masses(scores: ChunkedScores, least: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return float32 [rows of `scores`]: the sum of exp(score) over scores from `least` on; 0 outside `rows`."""
     masses = torch.zeros_like(least)
-    for block in rows.split(max(1, block_numbers(least.device) // scores.source.vocabulary)):
+    for block in torch.split(rows, max(1, block_numbers(least.device) // scores.source.vocabulary)):
         masses[block] = _sums_(_weights_(scores.dense(block), least[block].unsqueeze(-1)))
     return masses
 
