@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.decoding.goodness import FITS, MISFITS, uniform_p
-from workers.decoding.noise import add_gumbel_noise_, gumbel_noise, hash_bits, noise_keys
+from workers.decoding.noise import (
+    LARGEST_COMMON_NOISE,
+    LARGEST_NOISE,
+    add_gumbel_noise_,
+    bits_bound,
+    gumbel_noise,
+    hash_bits,
+    noise_keys,
+    rare_ids,
+)
 
 Bits = npt.NDArray[np.uint32]
 LARGEST_SEED = 2**63 - 1
@@ -248,3 +257,42 @@ def test_noise_is_finite_at_the_ends_of_the_hash_range(value: int) -> None:
     exact = -np.log(-np.log1p(-((value & 0x7FFFFFFF) + 0.5) / 2**31))
     # The smallest noise is cut off where float32 cannot tell 1 - w from 0; nobody wins there.
     assert noise == pytest.approx(max(exact, -np.log(24 * np.log(2))), abs=1e-4)
+
+
+# --- bounds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocabulary", [1, 1000, 152_000])
+def test_rare_ids_are_all_ids_with_more_than_common_noise(vocabulary: int) -> None:
+    keys = noise_keys(8, 1, 0, 60)
+    noise = gumbel_noise(torch.from_numpy(keys), torch.arange(vocabulary, dtype=torch.int32))
+
+    rows, ids = rare_ids(torch.from_numpy(keys), vocabulary)
+
+    listed = torch.zeros_like(noise, dtype=torch.bool)
+    listed[rows, ids] = True
+    assert noise[~listed].max() <= LARGEST_COMMON_NOISE + 1e-4
+    assert bool((noise[listed] > LARGEST_COMMON_NOISE - 1e-4).all())
+    # 60 rows of 152,000 ids have 17.4 in the mean.
+    assert 5 < len(rows) < 35 if vocabulary == 152_000 else len(rows) < 3
+
+
+@pytest.mark.parametrize("noise", [*np.linspace(-3.3, 22.1, 50), 13.1, 13.2, -2.0, -1.999])
+def test_hash_bits_above_the_bound_have_less_noise(noise: float) -> None:
+    bound = int(bits_bound(torch.tensor([noise], dtype=torch.float32)))
+    keys = noise_keys(0, 0, 0, 1)
+
+    def noise_at(value: int) -> float:
+        ids = torch.tensor([id_that_hashes_to(value, keys)], dtype=torch.int32)
+        return float(gumbel_noise(torch.from_numpy(keys), ids))
+
+    assert bound == 0x7FFFFFFF or noise_at(bound + 1) < noise
+    # Nor is the bound of no use: a little below it there is as much noise.
+    assert noise < -2 or noise_at(int(bound * 0.97)) >= noise
+
+
+def test_no_noise_is_larger_than_the_largest() -> None:
+    keys = noise_keys(0, 0, 0, 1)
+    ids = torch.tensor([id_that_hashes_to(0, keys)], dtype=torch.int32)
+
+    assert float(gumbel_noise(torch.from_numpy(keys), ids)) == pytest.approx(LARGEST_NOISE, abs=1e-4)

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 
 from tests.decoding.goodness import FITS, MISFITS, chi_square_p
 from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens
-from workers.decoding.warping import drop_improbable_, filter_scores, temperature_scores
+from workers.decoding.warping import _running_sums_by_pairs, drop_improbable_, filter_scores, temperature_scores
 from workers.messages import SamplingParams
 
 LOGITS = torch.tensor([1.0, 0.2, -0.5, 2.0, 0.0, 1.5, -1.0, 0.7, -0.2, 1.2, 0.4, -0.8])
@@ -209,6 +209,16 @@ def test_no_rows_give_no_tokens() -> None:
 
 
 # --- warping -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1023])
+def test_running_sums_by_pairs_depend_on_what_they_sum_alone(length: int) -> None:
+    values = torch.from_numpy(np.random.default_rng(6).random((3, 1023)).astype(np.float32))
+
+    sums = _running_sums_by_pairs(values[:1, :length])
+
+    assert torch.equal(sums, _running_sums_by_pairs(values)[:1, :length])
+    assert torch.allclose(sums.double(), values[:1, :length].double().cumsum(-1), rtol=1e-6)
 
 
 def test_tokens_that_tie_at_the_border_of_a_filter_are_kept() -> None:

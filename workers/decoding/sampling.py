@@ -8,8 +8,10 @@ import torch
 
 from workers.decoding.logit_edits import LogitEdits, RuledRun
 from workers.decoding.logit_rules import RuleContext
-from workers.decoding.noise import Stream, add_gumbel_noise_, noise_keys
-from workers.decoding.warping import drop_improbable_, filter_scores, temperature_scores
+from workers.decoding.noise import Stream, noise_keys
+from workers.decoding.race import Race
+from workers.decoding.scores import ChunkedLogits, ChunkedScores
+from workers.decoding.warping import cutoffs, temperature_scores
 from workers.messages import SamplingParams
 
 INVALID_TOKEN = -1
@@ -109,28 +111,35 @@ def warped_scores(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def _warp(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    best, favourites = logits.max(dim=-1)
-    scores = torch.full_like(logits, -torch.inf).scatter_(-1, favourites.unsqueeze(-1), 0.0)
-    valid = best.isfinite()
-    sampled = ((rows.temperature > 0) & valid).nonzero(as_tuple=True)[0]
+    if not logits.numel():
+        return logits.clone()
+    chunked = ChunkedLogits.of(logits)
+    valid, sampled = _kinds(chunked, rows)
+    scores = torch.full_like(logits, -torch.inf).scatter_(-1, chunked.argmax().unsqueeze(-1), 0.0)
     if len(sampled):
-        scores[sampled] = _sampled_scores(logits[sampled], rows.select(sampled))
+        chosen = ChunkedScores.of(chunked, sampled, rows.temperature[sampled])
+        dense = temperature_scores(logits[sampled], rows.temperature[sampled])
+        scores[sampled] = dense.masked_fill_(dense < _cutoffs(chosen, rows, sampled).unsqueeze(-1), -torch.inf)
     return scores.masked_fill_(~valid.unsqueeze(-1), torch.nan)
 
 
 def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    best, tokens = logits.max(dim=-1)
-    valid = best.isfinite()
-    sampled = ((rows.temperature > 0) & valid).nonzero(as_tuple=True)[0]
+    if not logits.numel():
+        return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    chunked = ChunkedLogits.of(logits)
+    valid, sampled = _kinds(chunked, rows)
+    tokens = chunked.argmax()
     if len(sampled):
-        chosen = rows.select(sampled)
-        tokens[sampled] = add_gumbel_noise_(_sampled_scores(logits[sampled], chosen), chosen.keys).argmax(dim=-1)
+        chosen = ChunkedScores.of(chunked, sampled, rows.temperature[sampled])
+        tokens[sampled] = Race(chosen, _cutoffs(chosen, rows, sampled), rows.keys[sampled]).winners()
     return tokens.masked_fill_(~valid, INVALID_TOKEN)
 
 
-def _sampled_scores(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Return the warped scores of `logits` [rows, V], finite rows all of whose temperatures are above 0."""
-    scores = drop_improbable_(temperature_scores(logits, rows.temperature), rows.min_p)
-    if bool(((rows.top_k > 0) | (rows.top_p < 1)).any()):
-        scores = filter_scores(scores, rows.top_k, rows.top_p)
-    return scores
+def _kinds(logits: ChunkedLogits, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return bool [rows], which rows are finite, and int64 [n], which of these are not greedy."""
+    valid = logits.maxima.amax(dim=-1).isfinite()
+    return valid, ((rows.temperature > 0) & valid).nonzero(as_tuple=True)[0]
+
+
+def _cutoffs(scores: ChunkedScores, rows: SamplingRows, sampled: torch.Tensor) -> torch.Tensor:
+    return cutoffs(scores, rows.min_p[sampled], rows.top_k[sampled], rows.top_p[sampled])
