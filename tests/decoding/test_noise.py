@@ -14,7 +14,6 @@ from tests.decoding.goodness import FITS, MISFITS, uniform_p
 from workers.decoding.noise import (
     LARGEST_COMMON_NOISE,
     LARGEST_NOISE,
-    add_gumbel_noise_,
     bits_bound,
     gumbel_noise,
     hash_bits,
@@ -206,23 +205,10 @@ def test_every_seed_gives_finite_noise_that_does_not_depend_on_where_a_run_begin
 def test_noise_of_some_ids_is_that_of_the_full_row(ids: list[int]) -> None:
     keys = torch.from_numpy(noise_keys(9, 1, 100, 2))
     chosen = torch.tensor(ids, dtype=torch.int32)
-    whole = torch.zeros(2, 151_936)
-
-    add_gumbel_noise_(whole, keys)
+    whole = gumbel_noise(keys, torch.arange(151_936, dtype=torch.int32))
 
     assert torch.equal(gumbel_noise(keys, chosen), whole[:, ids])
     assert torch.equal(gumbel_noise(keys, chosen.expand(2, -1)), whole[:, ids])
-
-
-@pytest.mark.parametrize("vocabulary", [1, 2, 65_535, 65_536, 65_537, 140_000])
-def test_noise_does_not_depend_on_the_blocks_it_is_computed_in(vocabulary: int) -> None:
-    keys = torch.from_numpy(noise_keys(2, 0, 5, 2))
-    scores = torch.full((2, vocabulary), 3.0)
-
-    added = add_gumbel_noise_(scores, keys)
-
-    assert added is scores
-    assert torch.equal(added, 3.0 + gumbel_noise(keys, torch.arange(vocabulary, dtype=torch.int32)))
 
 
 def id_that_hashes_to(value: int, keys: npt.NDArray[np.int32]) -> int:

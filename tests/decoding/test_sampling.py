@@ -15,9 +15,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from tests.decoding.dense import filter_scores
 from tests.decoding.goodness import FITS, MISFITS, chi_square_p
 from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens
-from workers.decoding.warping import _running_sums_by_pairs, drop_improbable_, filter_scores, temperature_scores
+from workers.decoding.warping import _running_sums_by_pairs, temperature_scores
 from workers.messages import SamplingParams
 
 LOGITS = torch.tensor([1.0, 0.2, -0.5, 2.0, 0.0, 1.5, -1.0, 0.7, -0.2, 1.2, 0.4, -0.8])
@@ -274,8 +275,7 @@ def test_min_p_keeps_what_that_of_transformers_keeps(seed: int, temperature: flo
     if top_k:
         expected = TopKLogitsWarper(top_k)(ids, expected)
     scores = temperature_scores(logits, torch.full((3,), temperature))
-    scores = drop_improbable_(scores, torch.full((3,), min_p))
-    scores = filter_scores(scores, torch.full((3,), top_k), torch.ones(3))
+    scores = filter_scores(scores, torch.full((3,), top_k), torch.ones(3), torch.full((3,), min_p))
 
     assert torch.equal(scores.isfinite(), expected.isfinite())
 

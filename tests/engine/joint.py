@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tests.table_engine import Table, TableEngine
+from tests.fakes.table_engine import Table, TableEngine
 from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.verifier import Verifier
 from workers.messages import (

@@ -5,7 +5,7 @@ import pytest
 
 from tests.decoding.goodness import FITS, MISFITS, chi_square_p
 from tests.engine.joint import draw_continuations, expected_joint
-from tests.table_engine import random_table
+from tests.fakes.table_engine import random_table
 from workers.messages import LogitRules, SamplingParams, Verification
 
 SEEDS = range(8_000)

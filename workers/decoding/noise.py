@@ -20,8 +20,6 @@ _INT32_MIN = -(1 << 31)
 _BLOCK_NUMBERS = 65_536
 # An accelerator wants few large steps instead; this many numbers are 64 MiB.
 _BLOCK_NUMBERS_ELSEWHERE = 1 << 24
-# Below this share of possible tokens, picking them out is faster than hashing all.
-_SPARSE_SHARE = 0.25
 
 
 def _mix_64(value: int) -> int:
@@ -111,26 +109,6 @@ def gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     uniform = hash_bits(keys, token_ids).bitwise_and_(0x7FFFFFFF).to(torch.float32)
     uniform.add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
-
-
-def add_gumbel_noise_(scores: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Add noise for token ids 0 to V - 1 to `scores` in place and return it; -inf stays.
-
-    `scores` float32 [rows, V], `keys` int32 [rows, 2]. Where filters left few tokens, only theirs is computed.
-    """
-    possible = scores > -torch.inf
-    if int(possible.sum()) < _SPARSE_SHARE * scores.numel():
-        rows, ids = possible.nonzero(as_tuple=True)
-        scores[rows, ids] += gumbel_noise(keys[rows], ids.to(torch.int32).unsqueeze(-1)).squeeze(-1)
-        return scores
-    vocabulary = scores.shape[1]
-    block_ids = min(vocabulary, _BLOCK_NUMBERS)
-    block_rows = max(1, _BLOCK_NUMBERS // vocabulary)
-    for start in range(0, vocabulary, block_ids):
-        ids = torch.arange(start, min(start + block_ids, vocabulary), dtype=torch.int32, device=scores.device)
-        for row in range(0, scores.shape[0], block_rows):
-            scores[row : row + block_rows, start : start + block_ids] += gumbel_noise(keys[row : row + block_rows], ids)
-    return scores
 
 
 # --- bounds and outliers, for looking at few tokens ------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.decoding.noise import block_numbers
-from workers.decoding.scores import ChunkedLogits, ChunkedScores, usable_temperature
+from workers.decoding.scores import ChunkedScores, usable_temperature
 
 
 def temperature_scores(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
@@ -24,39 +24,11 @@ def temperature_scores(logits: torch.Tensor, temperature: torch.Tensor) -> torch
     return shifted.div_(usable_temperature(temperature).unsqueeze(-1))
 
 
-def drop_improbable_(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Set scores to -inf, in place, of tokens less probable than `min_p` times the most probable one; return them.
-
-    `scores` float32 [rows, V], the largest of each row being 0; `min_p` float32 [rows], 0 to 1, 0 for off. The most
-    probable token remains (Nguyen et al. 2024, "Min-p sampling", section 3).
-    """
-    rows = (min_p > 0).nonzero(as_tuple=True)[0]
-    if len(rows):
-        chosen = scores[rows]
-        scores[rows] = chosen.masked_fill_(chosen < min_p[rows].log().unsqueeze(-1), -torch.inf)
-    return scores
-
-
 # Most rows keep few tokens: look at this many of the largest first, then at eight times as many, and so on.
 _FIRST_WIDTH = 128
 _WIDENING = 8
 # Sums in float32 are this close to the truth, with room to spare.
 _MASS_SLACK = 1e-5
-
-
-def filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return `scores` with -inf where top-k or top-p removes a token.
-
-    `scores` float32 [rows, V], the largest of each row being 0, min-p having been there already; `top_k` int64 [rows],
-    0 for off; `top_p` float32 [rows], 1 for off. At least one token per row remains. A row's result does not depend on
-    the other rows.
-    """
-    if not scores.numel():
-        return scores.clone()
-    everything, one = torch.arange(len(scores), device=scores.device), torch.ones_like(top_p)
-    chunked = ChunkedScores.of(ChunkedLogits.of(scores), everything, one)
-    kept = cutoffs(chunked, torch.zeros_like(top_p), top_k, top_p)
-    return scores.masked_fill(chunked.dense(everything) < kept.unsqueeze(-1), -torch.inf)
 
 
 def cutoffs(scores: ChunkedScores, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

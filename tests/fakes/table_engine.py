@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from workers.engine.engine import Engine
-from workers.engine.step import StepInput
+from workers.engine.step import AcceptedPath, StepInput
 
 Table: TypeAlias = npt.NDArray[np.float32]
 """Logits of the next token by the last two tokens, [V, V, V]."""
@@ -57,6 +57,10 @@ class TableEngine:
         assert length <= len(self._tokens[sequence_id])
         del self._tokens[sequence_id][length:]
 
+    def keep_paths(self, paths: Sequence[AcceptedPath]) -> None:
+        """See `Engine.keep_paths`: chains have none."""
+        assert not paths
+
     def release(self, sequence_ids: Iterable[int] | None) -> None:
         """See `Engine.release`."""
         for sequence_id in list(self._tokens) if sequence_ids is None else sequence_ids:
@@ -66,6 +70,7 @@ class TableEngine:
         """See `Engine.forward`."""
         contexts: list[tuple[int, int]] = []
         for item in inputs:
+            assert item.parents is None
             tokens = self._tokens[item.sequence_id]
             self.truncate(item.sequence_id, item.first_position)
             tokens += item.token_ids.tolist()
