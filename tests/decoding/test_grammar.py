@@ -266,6 +266,12 @@ def test_a_parser_that_gives_up_allows_nothing_and_starts_afresh_for_the_next_ou
     assert allowed(masks, ids("a")) == ids("b")
 
 
+def test_drafts_beyond_the_vocabulary_break_the_grammar_and_nothing_else() -> None:
+    masks = masks_of(regex("ab"))
+    assert allowed(masks, [300]) == allowed(masks, [*ids("a"), 257]) == []
+    assert allowed(masks, ids("a")) == ids("b")
+
+
 def test_grammars_are_compiled_once_and_their_sequences_do_not_share_state() -> None:
     compiler = built("bytes")[1]
     assert compiler.compile(regex("ab")) is compiler.compile(regex("ab"))

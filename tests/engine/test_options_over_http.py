@@ -1,5 +1,7 @@
 """Sampling options from the HTTP request to the text: the whole application in one process, without Ray."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,3 +118,50 @@ def test_options_that_leave_no_token_end_with_an_error(client: TestClient) -> No
     assert "ban all of them" in error_of(answer, 500)["message"]
     assert client.get("/health").status_code == 200
     complete(client)
+
+
+# --- structured output ---------------------------------------------------------------------------------------
+
+ONE_INTEGER = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 999}},
+    "required": ["n"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_structured_output_is_the_same_with_and_without_drafts_and_fits(client: TestClient, temperature: float) -> None:
+    asked = complete(client, response_format=json_schema(ONE_INTEGER), temperature=temperature, seed=3)
+    assert asked["finish_reason"] == "stop" and 0 <= json.loads(asked["text"])["n"] <= 999
+    asked = complete(client, guided_regex="(ab)+c", temperature=temperature, seed=3, max_tokens=100)
+    assert re.fullmatch("(ab)+c", asked["text"]) or asked["finish_reason"] == "length"
+    asked = complete(client, structured_outputs={"choice": ["yes", "no"]}, temperature=temperature, seed=3)
+    assert asked["text"] in ("yes", "no") and asked["finish_reason"] == "stop"
+    asked = complete(client, response_format={"type": "json_object"}, temperature=temperature, seed=3)
+    assert asked["text"].startswith("{")
+
+
+def test_a_chat_keeps_to_its_schema_and_a_bad_one_harms_nobody(client: TestClient) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "seed": 3}
+    good = client.post(CHAT, json={**chat, "response_format": json_schema(ONE_INTEGER)}).json()
+    assert json.loads(good["choices"][0]["message"]["content"]).keys() == {"n"}
+    lacking = {"type": "json_schema", "json_schema": {"name": "answer"}}
+    error = error_of(client.post(CHAT, json={**chat, "stream": True, "response_format": lacking}))
+    assert error["param"] == "response_format.json_schema.schema"
+    assert (
+        client.post(CHAT, json={**chat, "response_format": json_schema(ONE_INTEGER)}).json()["choices"]
+        == good["choices"]
+    )
+
+
+def test_a_finished_structure_is_filled_up_with_hidden_ends_where_the_end_is_ignored(client: TestClient) -> None:
+    asked = complete(client, guided_choice=["no"], ignore_eos=True, max_tokens=8)
+    assert (asked["text"], asked["finish_reason"], len(asked["token_ids"])) == ("no", "length", 8)
+    asked = complete(client, guided_choice=["no"], min_tokens=5, max_tokens=8)
+    assert (asked["text"], asked["finish_reason"], len(asked["token_ids"])) == ("no", "stop", 6)

@@ -96,10 +96,10 @@ class GrammarMasks:
         self._compiled = compiled
         self._matcher = compiled.matcher()
         self._consumed = NO_TOKENS
-        self._vocabulary_size = vocabulary_size
-        self._is_end = np.zeros(vocabulary_size, dtype=bool)
+        # The last entry stands for ids beyond the vocabulary, padding of the embedding, which a draft might hold.
+        self._is_end = np.zeros(vocabulary_size + 1, dtype=bool)
         self._is_end[list(end_ids)] = True
-        self._ends: AllowedBits = np.packbits(self._is_end, bitorder="little")
+        self._ends: AllowedBits = np.packbits(self._is_end[:-1], bitorder="little")
 
     def allowed_after(self, output: TokenIds, hold_back_ends: bool = False) -> AllowedBits:
         """Return the ids that may follow `output`, which does not hold the prompt.
@@ -107,7 +107,7 @@ class GrammarMasks:
         End ids may follow where the text may end; with `hold_back_ends` only where it must, and behind an end id.
         Nothing may follow an output that breaks the grammar, nor one that is too hard to parse.
         """
-        ends = np.flatnonzero(self._is_end[output])
+        ends = np.flatnonzero(self._is_end[np.minimum(output, len(self._is_end) - 1)])
         text = output[: ends[0]] if len(ends) else output
         nothing = np.zeros_like(self._ends)
         if not self._lead_to(text):
