@@ -1,22 +1,29 @@
 """What a round spends beside the models: warping, noise and verification for 8 sequences, a vocabulary of 152,000.
 
 `make bench BENCH=decoding` (a minute), `QUICK=1` for half of it. Milliseconds are medians of rounds on one thread, one
-round being 8 sequences of 4 drafts. `round_cost_ms` gives one such number, for benchmarks that know what a step takes.
+round being 8 sequences of 4 drafts. With `ARGS="--target DIR"` a real model verifies such a round, on the same thread,
+and its own logits are drawn from: `bound` is what its forward pass takes, `ratio` the share of it.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 
+from benchmarks.acceptance_prompts import PROMPTS
 from benchmarks.harness import Row, report
+from deployments.text import TextCodec
 from workers.decoding.logit_rules import CompiledRules, RuleContext
 from workers.decoding.sampling import PositionRun, SamplingRows, draw_tokens
 from workers.decoding.verification import verify_chain
-from workers.messages import LogitRules, SamplingParams
+from workers.engine.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.step import StepInput
+from workers.messages import LogitRules, SamplingParams, TokenIds
 
 VOCABULARY = 152_000
 SEQUENCES, DRAFT_TOKENS = 8, 4
@@ -82,11 +89,6 @@ def draw_round(sampling: SamplingParams, logits: torch.Tensor, first_position: i
     return sum(verify_chain(tokens, tokens[:-1]).accepted for tokens in drawn)
 
 
-def round_cost_ms(case: str, rows: int, vocabulary: int, rounds: int = 5) -> float:
-    """Return the milliseconds of one round of `CASES[case]`, peaked logits, `rows` a multiple of DRAFT_TOKENS + 1."""
-    return _cost_ms(CASES[case], peaked_logits(rows, vocabulary), rounds)
-
-
 def _cost_ms(sampling: SamplingParams, logits: torch.Tensor, rounds: int) -> float:
     positions = iter(range(HISTORY_TOKENS, HISTORY_TOKENS + rounds + 1))
     return _median_ms(lambda: draw_round(sampling, logits, next(positions)), rounds)
@@ -113,13 +115,51 @@ def measure(rounds: int) -> Iterator[Row]:
             yield Row(f"{kind}: {case}", cost, "ms per round", ratio=cost / once)
 
 
+def measure_beside(target: Path, dtype: str, rounds: int) -> Iterator[Row]:
+    """Yield a row per case, drawn from the logits of a verification by the model in the folder `target`."""
+    config = EngineConfig(str(target), dtype, "cpu", kv_cache_gib=0.5, max_context_tokens=512, threads=1)
+    engine, codec = Engine.load(config), TextCodec.load(str(target))
+    texts = [text for kind in PROMPTS.values() for text in kind][:SEQUENCES]
+    prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in texts]
+    inputs, logits = _verification(engine, prompts)
+    step = _median_ms(lambda: engine.forward(inputs), rounds)
+    yield Row(f"{target.name}, {dtype}: one verification, {len(logits)} tokens", step, "ms")
+    for case, sampling in CASES.items():
+        cost = _cost_ms(sampling, logits, rounds)
+        yield Row(f"{target.name}, {dtype}: {case}", cost, "ms per round", bound=step, ratio=cost / step)
+
+
+def _verification(engine: Engine, prompts: list[TokenIds]) -> tuple[list[StepInput], torch.Tensor]:
+    """Return the step that verifies the model's own greedy continuations of `prompts`, and its logits."""
+    for number in range(len(prompts)):
+        engine.start(number)
+    tokens = prompts
+    inputs = [StepInput(number, 0, prompt, logit_rows=1) for number, prompt in enumerate(prompts)]
+    for _ in range(DRAFT_TOKENS + 1):
+        drawn = engine.forward(inputs).argmax(dim=-1).tolist()
+        tokens = [np.append(before, token).astype(np.int32) for before, token in zip(tokens, drawn, strict=True)]
+        inputs = [StepInput(number, len(read) - 1, read[-1:], logit_rows=1) for number, read in enumerate(tokens)]
+    rows = DRAFT_TOKENS + 1
+    verifying = [
+        StepInput(number, len(prompt), read[len(prompt) :], logit_rows=rows)
+        for number, (prompt, read) in enumerate(zip(prompts, tokens, strict=True))
+    ]
+    return verifying, engine.forward(verifying)
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--dtype", default="bfloat16")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    report("decoding", list(measure(rounds=5 if quick else 25)))
+    rounds = 5 if options.quick else 25
+    rows = list(measure(rounds))
+    if options.target is not None:
+        rows += measure_beside(options.target, options.dtype, rounds)
+    report("decoding", rows)
 
 
 if __name__ == "__main__":
