@@ -1,6 +1,6 @@
 """Draws that look at few tokens: the very ids that looking at all of them gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.decoding import sampling
 from workers.decoding.noise import LARGEST_COMMON_NOISE, gumbel_noise, noise_keys
 from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens, warped_scores
 from workers.messages import SamplingParams
@@ -17,22 +18,30 @@ QWEN_IDS = 151_665  # not a multiple of any chunk
 Logits = npt.NDArray[np.float32]
 
 
-def naive_scores(logits: Logits, sampling: SamplingParams) -> Logits:
+@pytest.fixture(scope="module", autouse=True, params=[0, sampling._SMALL_VOCABULARY], ids=["sparingly", "as served"])
+def small_vocabulary(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Small vocabularies are looked at whole; what looks at few tokens must give the same ids there too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_SMALL_VOCABULARY", request.param)
+        yield
+
+
+def naive_scores(logits: Logits, params: SamplingParams) -> Logits:
     """One row's warped scores, -inf for what the filters remove, from the definitions."""
-    if sampling.temperature == 0:
+    if params.temperature == 0:
         scores = np.full_like(logits, -np.inf)
         scores[np.argmax(logits)] = 0
         return scores
     with np.errstate(over="ignore", invalid="ignore"):
-        temperature = max(np.float32(sampling.temperature), np.finfo(np.float32).tiny)
+        temperature = max(np.float32(params.temperature), np.finfo(np.float32).tiny)
         scores = (logits - logits.max()) / temperature
-    if sampling.min_p > 0:
-        scores[scores < np.log(np.float32(sampling.min_p))] = -np.inf
+    if params.min_p > 0:
+        scores[scores < np.log(np.float32(params.min_p))] = -np.inf
     best_first = -np.sort(-scores)
-    if sampling.top_k:
-        best_first = best_first[: sampling.top_k]
+    if params.top_k:
+        best_first = best_first[: params.top_k]
     before = np.concatenate([[0.0], np.exp(best_first.astype(np.float64)).cumsum()])
-    inside = before[:-1] < np.float32(sampling.top_p) * before[-1] if sampling.top_p < 1 else before[:-1] >= 0
+    inside = before[:-1] < np.float32(params.top_p) * before[-1] if params.top_p < 1 else before[:-1] >= 0
     scores[scores < best_first[max(1, inside.sum()) - 1]] = -np.inf
     return scores
 

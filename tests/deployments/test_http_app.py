@@ -8,7 +8,7 @@ import pytest
 from deployments.text import TextCodec
 from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, LIMITS, SOME, error_of, events_of, says
 from tests.fakes import ScriptedService
-from workers.messages import SpeculationOptions
+from workers.messages import SpeculationOptions, Verification
 
 Clients = Callable[..., Any]
 USER = {"role": "user", "content": "hi"}
@@ -60,7 +60,7 @@ def test_a_request_reaches_the_service_as_it_was_meant(client: Any, service: Scr
         ("x", "yz"),
         frozenset({0}),
     )
-    assert asked.speculation == SpeculationOptions(False, 4, "scripted")
+    assert asked.speculation == SpeculationOptions(False, 4, "scripted", Verification.COUPLED)
     assert asked.timeout_s == 30.0 and asked.trace_context == {"traceparent": parent}
 
 

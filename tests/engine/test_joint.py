@@ -8,7 +8,7 @@ from tests.engine.joint import draw_continuations, expected_joint
 from tests.fakes.table_engine import random_table
 from workers.messages import LogitRules, SamplingParams, Verification
 
-SEEDS = range(8_000)
+SEEDS = range(6_000)
 TARGET, DRAFTER = random_table(51, 3, 0.5), random_table(135, 3, 0.7)
 SAMPLINGS = {
     "plain": SamplingParams(),

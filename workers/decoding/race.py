@@ -24,8 +24,6 @@ from workers.decoding.scores import ChunkedScores
 
 # The winner is most often in one of these many chunks with the largest scores; if not, it must beat what is there.
 _LEADING_CHUNKS = 8
-# With no more chunks than this, looking at all costs less than finding out which to leave out.
-_FEW_CHUNKS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,9 @@ class Race:
     def winners(self) -> torch.Tensor:
         """Return int64 [rows]. A row's winner does not depend on the other rows."""
         maxima = self.scores.maxima
-        chunks = maxima.shape[1]
-        leading = maxima.topk(chunks if chunks <= _FEW_CHUNKS else _LEADING_CHUNKS).indices
+        leading = maxima.topk(min(_LEADING_CHUNKS, maxima.shape[1])).indices
         rows = torch.arange(len(maxima), device=maxima.device).repeat_interleave(leading.shape[1])
         finalists = [self._best_of(rows, leading.flatten())]
-        if chunks <= _FEW_CHUNKS:
-            return _first_best(finalists, len(maxima))
         reached = finalists[0].sums.view(leading.shape).amax(dim=-1, keepdim=True)
         # The noise that a chunk's best token would need to win, and every other token of it no less.
         needed = (reached - NOISE_SLACK - maxima).scatter_(-1, leading, torch.inf)

@@ -8,13 +8,15 @@ import torch
 
 from workers.decoding.logit_edits import LogitEdits, RuledRun
 from workers.decoding.logit_rules import RuleContext
-from workers.decoding.noise import Stream, noise_keys
+from workers.decoding.noise import Stream, gumbel_noise, noise_keys
 from workers.decoding.race import Race
 from workers.decoding.scores import ChunkedLogits, ChunkedScores
-from workers.decoding.warping import cutoffs, temperature_scores
+from workers.decoding.warping import cutoffs, temperature_scores, whole_row_cutoffs
 from workers.messages import SamplingParams
 
 INVALID_TOKEN = -1
+# With no more ids than this, looking at all costs less than finding out which can matter.
+_SMALL_VOCABULARY = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,35 +113,51 @@ def warped_scores(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def _warp(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    if not logits.numel():
-        return logits.clone()
-    chunked = ChunkedLogits.of(logits)
-    valid, sampled = _kinds(chunked, rows)
-    scores = torch.full_like(logits, -torch.inf).scatter_(-1, chunked.argmax().unsqueeze(-1), 0.0)
+    best, tokens = logits.max(dim=-1)
+    valid, sampled = _kinds(best, rows)
+    scores = torch.full_like(logits, -torch.inf).scatter_(-1, tokens.unsqueeze(-1), 0.0)
     if len(sampled):
-        chosen = ChunkedScores.of(chunked, sampled, rows.temperature[sampled])
-        dense = temperature_scores(logits[sampled], rows.temperature[sampled])
-        scores[sampled] = dense.masked_fill_(dense < _cutoffs(chosen, rows, sampled).unsqueeze(-1), -torch.inf)
+        scores[sampled] = _whole_row_scores(logits[sampled], rows.select(sampled))
     return scores.masked_fill_(~valid.unsqueeze(-1), torch.nan)
 
 
 def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    if not logits.numel():
-        return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    chunked = ChunkedLogits.of(logits)
-    valid, sampled = _kinds(chunked, rows)
-    tokens = chunked.argmax()
+    return (_draw_whole_rows if logits.shape[1] <= _SMALL_VOCABULARY else _draw_sparingly)(logits, rows)
+
+
+def _draw_whole_rows(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    best, tokens = logits.max(dim=-1)
+    valid, sampled = _kinds(best, rows)
     if len(sampled):
-        chosen = ChunkedScores.of(chunked, sampled, rows.temperature[sampled])
-        tokens[sampled] = Race(chosen, _cutoffs(chosen, rows, sampled), rows.keys[sampled]).winners()
+        chosen = rows.select(sampled)
+        ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+        scores = _whole_row_scores(logits[sampled], chosen)
+        tokens[sampled] = scores.add_(gumbel_noise(chosen.keys, ids)).argmax(dim=-1)
     return tokens.masked_fill_(~valid, INVALID_TOKEN)
 
 
-def _kinds(logits: ChunkedLogits, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
+def _draw_sparingly(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    if not len(logits):
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    chunked = ChunkedLogits.of(logits)
+    valid, sampled = _kinds(chunked.maxima.amax(dim=-1), rows)
+    tokens = chunked.argmax()
+    if len(sampled):
+        chosen = rows.select(sampled)
+        scores = ChunkedScores.of(chunked, sampled, chosen.temperature)
+        lowest = cutoffs(scores, chosen.min_p, chosen.top_k, chosen.top_p)
+        tokens[sampled] = Race(scores, lowest, chosen.keys).winners()
+    return tokens.masked_fill_(~valid, INVALID_TOKEN)
+
+
+def _kinds(best: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Return bool [rows], which rows are finite, and int64 [n], which of these are not greedy."""
-    valid = logits.maxima.amax(dim=-1).isfinite()
+    valid = best.isfinite()
     return valid, ((rows.temperature > 0) & valid).nonzero(as_tuple=True)[0]
 
 
-def _cutoffs(scores: ChunkedScores, rows: SamplingRows, sampled: torch.Tensor) -> torch.Tensor:
-    return cutoffs(scores, rows.min_p[sampled], rows.top_k[sampled], rows.top_p[sampled])
+def _whole_row_scores(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Return the warped scores of `logits` [rows, V], finite rows all of whose temperatures are above 0."""
+    scores = temperature_scores(logits, rows.temperature)
+    lowest = whole_row_cutoffs(scores, rows.min_p, rows.top_k, rows.top_p)
+    return scores.masked_fill_(scores < lowest.unsqueeze(-1), -torch.inf)

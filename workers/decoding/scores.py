@@ -102,7 +102,7 @@ class ChunkedScores:
         """Return the `count` largest scores of `rows` int64 [m], descending, [m, count]; `count` is at most V."""
         chunks, width, vocabulary = self.maxima.shape[1], self.source.width, self.source.vocabulary
         if count >= chunks:
-            return _descending(self.dense(rows))[:, :count]
+            return descending(self.dense(rows))[:, :count]
         # The largest scores lie in the chunks with the largest maxima.
         leading = self.maxima[rows].topk(count).indices
         scores = self.at(rows.repeat_interleave(count), leading.flatten())
@@ -112,7 +112,7 @@ class ChunkedScores:
                 torch.arange(width, device=rows.device) < width - vocabulary % width
             )
             scores.masked_fill_(repeated, -torch.inf)
-        return _descending(scores.view(len(rows), -1))[:, :count]
+        return descending(scores.view(len(rows), -1))[:, :count]
 
 
 def usable_temperature(temperature: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,8 @@ def _scored_(logits: torch.Tensor, best: torch.Tensor, temperature: torch.Tensor
     return logits.sub_(best.unsqueeze(-1)).div_(temperature.unsqueeze(-1))
 
 
-def _descending(values: torch.Tensor) -> torch.Tensor:
+def descending(values: torch.Tensor) -> torch.Tensor:
+    """Return `values` [rows, n] sorted, the largest first."""
     if values.device.type == "cpu":
         # numpy sorts float32 with vector instructions, 25 times as fast as torch.
         return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)

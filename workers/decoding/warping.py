@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.decoding.noise import block_numbers
-from workers.decoding.scores import ChunkedScores, usable_temperature
+from workers.decoding.scores import ChunkedScores, descending, usable_temperature
 
 
 def temperature_scores(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
@@ -34,8 +34,9 @@ _MASS_SLACK = 1e-5
 def cutoffs(scores: ChunkedScores, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return float32 [rows]: the smallest score that min-p, top-k and top-p together leave, at most 0, -inf for any.
 
-    All three keep the scores from some value on. `min_p`, `top_k` and `top_p` [rows] are as in `drop_improbable_` and
-    `filter_scores`. A row's cutoff does not depend on the other rows.
+    All three keep the scores from some value on. `min_p` float32 [rows], 0 to 1, 0 for off, removes tokens less
+    probable than `min_p` times the most probable one (Nguyen et al. 2024, "Min-p sampling", section 3). `top_k` int64
+    [rows] is 0 for off, `top_p` float32 [rows] 1 for off. A row's cutoff does not depend on the other rows.
     """
     vocabulary = scores.source.vocabulary
     kept = torch.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary)
@@ -126,6 +127,22 @@ def _weights_(scores: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
     if bool((least > -torch.inf).any()):
         scores.masked_fill_(scores < least, -torch.inf)
     return scores.exp_()
+
+
+def whole_row_cutoffs(
+    scores: torch.Tensor, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """Return what `cutoffs` does for `scores` float32 [rows, V] that are all there, by sorting them."""
+    vocabulary, least = scores.shape[1], min_p.log()
+    if not bool(((top_k > 0) | (top_p < 1)).any()):
+        return least
+    kept = torch.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary).unsqueeze(-1)
+    ordered = descending(scores)
+    mass = _running_sums(_weights_(ordered.clone(), least.unsqueeze(-1)))
+    # The first token with which the sum reaches top_p is the last inside.
+    reached = torch.searchsorted(mass, top_p.unsqueeze(-1) * mass.gather(-1, kept - 1))
+    last = torch.minimum(kept - 1, torch.where(top_p.unsqueeze(-1) < 1, reached, vocabulary))
+    return torch.maximum(least, ordered.gather(-1, last).squeeze(-1))
 
 
 def _sums_(values: torch.Tensor) -> torch.Tensor:
