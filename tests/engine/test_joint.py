@@ -33,9 +33,9 @@ def check_joint(sampling: SamplingParams, verification: Verification) -> None:
     assert chi_square_p(drawn.counts, mixed) < MISFITS
 
 
-def check_greedy(temperature: float, draft_tokens: tuple[int, ...]) -> None:
+def check_greedy(temperature: float, draft_tokens: tuple[int, ...], spread: float = 1.5) -> None:
     """Fail unless every sequence is the target's greedy one, with a drafter that guesses otherwise."""
-    target, drafter = random_table(3, 6, 1.5), random_table(4, 6, 1.5)
+    target, drafter = random_table(3, 6, spread), random_table(4, 6, spread)
     expected = expected_joint(target, SamplingParams(temperature=0))
     for verification in Verification:
         sampling = SamplingParams(temperature=temperature)
@@ -56,6 +56,11 @@ def test_at_no_temperature_both_verifications_give_the_argmax(
 ) -> None:
     """B01 and B05 of the public faults: a drafter that guesses otherwise changes nothing."""
     check_greedy(temperature, draft_tokens)
+
+
+def test_a_small_temperature_is_greedy_where_the_target_is_sure() -> None:
+    """B05 of the public faults, with logits so far apart that nothing else is likely at 0.02."""
+    check_greedy(0.02, (2, 1), spread=40)
 
 
 def test_ratio_accepts_more_than_coupled_where_the_distributions_differ() -> None:

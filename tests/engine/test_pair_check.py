@@ -67,6 +67,7 @@ def add_a_token(content: dict[str, Any]) -> None:
     "change", [swap_two_ids, reorder_merges, drop_a_merge, make_end_ordinary, move_end, add_a_token]
 )
 def test_any_difference_in_what_ids_mean_is_refused_in_one_line(change: Change, tmp_path: Path) -> None:
+    """B29 of the public faults: found at start-up, not by the first request."""
     target, drafter = save(tmp_path / "target"), save(tmp_path / "drafter", change)
     with pytest.raises(ConfigurationError, match="different tokenizers") as caught:
         check_pair(target, drafter)
