@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -38,6 +39,13 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "qwen3": lambda: Qwen3Config(num_key_value_heads=2, head_dim=16, **_SHAPE),
     "mistral": lambda: MistralConfig(num_key_value_heads=2, sliding_window=9, **_SHAPE),
+    "gemma3": lambda: Gemma3TextConfig(
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+        **_SHAPE,
+    ),
     "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, **_COMMON),
     "gpt_neox": lambda: GPTNeoXConfig(**_SHAPE),
     "phi": lambda: PhiConfig(**_SHAPE),
