@@ -296,4 +296,4 @@ def _check_ranks(config: EngineConfig, tensor_parallel: TensorParallelRank | Non
         raise ConfigurationError(
             f"tensor_parallel_size is {config.tensor_parallel_size}, and the group has {ranks} ranks"
         )
-    check_tensor_parallel(config.model, config.tensor_parallel_size)
+    check_tensor_parallel(config.model, config.tensor_parallel_size, config.trust_remote_code)
