@@ -67,7 +67,7 @@ def test_a_quantised_model_is_close_to_its_plain_form_but_not_equal(wide: TinyMo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_output_layer_and_tied_embeddings_stay_as_they_are(wide: TinyModel, kind: str) -> None:
-    model: Any = Engine.load(configuration(wide, quantization=kind))._loaded.model
+    model: Any = Engine.load(configuration(wide, quantization=kind)).model
     assert type(model.lm_head) is torch.nn.Linear
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     layer = model.model.layers[0].mlp.up_proj
@@ -223,7 +223,7 @@ class FakeTimer:
 
 
 def layer_name(engine: Engine) -> str:
-    model: Any = engine._loaded.model
+    model: Any = engine.model
     return type(model.model.layers[0].mlp.up_proj).__name__
 
 
