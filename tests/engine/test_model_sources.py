@@ -1,7 +1,6 @@
 """Where models come from: GGUF files, pickled weights, code that comes along, gated ids; and whether they fit."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -269,19 +268,20 @@ def test_the_estimate_is_what_the_weights_take(tiny_llama: TinyModel, load_engin
 
 
 def test_the_tighter_of_system_and_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo, limit, used = (tmp_path / name for name in ("meminfo", "max", "current"))
+    meminfo, limit, used, statistics = (tmp_path / name for name in ("meminfo", "max", "current", "memory.stat"))
     meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
     monkeypatch.setattr(memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "_CGROUP_LIMITS", ((limit, used),))
+    monkeypatch.setattr(memory, "_CGROUPS", ((tmp_path, "max", "current"),))
     cpu = torch.device("cpu")
     assert memory.available_bytes(cpu) == 4096 * 1024
     used.write_text("1000\n")
+    statistics.write_text("anon 400\nactive_file 100\ninactive_file 500\n")
     limit.write_text("max\n")
     assert memory.available_bytes(cpu) == 4096 * 1024
     limit.write_text("5000\n")
-    assert memory.available_bytes(cpu) == 4000
-    os.remove(meminfo)
-    os.remove(limit)
+    assert memory.available_bytes(cpu) == 4600
+    meminfo.unlink()
+    limit.unlink()
     assert memory.available_bytes(cpu) is None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 _LARGEST = 127.0
+_UNSIGNED_ZERO = 128  # adding it to an int8 number is the same as flipping the top bit
 _NO_OPERATION: tuple[str, list[Any], str] = ("none", [], "")
 
 
@@ -84,7 +85,9 @@ def _onednn_product(
     values: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> torch.Tensor:
     """Return `values` int8 [n, in] times the packed weight [out, in], scaled per output: float32 [n, out]."""
+    # As unsigned numbers around 128: for signed ones and few rows oneDNN falls back to loops 50 times as slow.
+    unsigned = values.view(torch.uint8).bitwise_xor(_UNSIGNED_ZERO)
     product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-        values, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, *_NO_OPERATION
+        unsigned, 1.0, _UNSIGNED_ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, *_NO_OPERATION
     )
     return product

@@ -10,10 +10,12 @@ from workers.errors import ConfigurationError
 # Bytes per weight of a linear layer, scales included: one float32 per row for int8, one per 64 weights for nf4.
 _QUANTISED_BYTES = {"int8": 1.0, "nf4": 0.5 + 4 / 64}
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP_LIMITS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+# Folder of the control group, and its files for limit and use: version 2, then version 1.
+_CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
+_CACHED_FILES = ("active_file", "inactive_file")
 
 
 def weight_bytes(skeleton: torch.nn.Module, dtype: torch.dtype, quantization: str, loaded_first: bool = False) -> int:
@@ -72,11 +74,16 @@ def _system_bytes() -> int | None:
 
 
 def _container_bytes() -> int | None:
-    """Return limit minus use of the control group; file pages that the kernel can drop count as used there."""
-    for limit_path, used_path in _CGROUP_LIMITS:
+    """Return limit minus use of the control group, without the cached files that the kernel drops when it must."""
+    for folder, limit_name, used_name in _CGROUPS:
         try:
-            limit, used = (path.read_text(encoding="ascii").strip() for path in (limit_path, used_path))
+            limit, used, statistics = (
+                (folder / name).read_text(encoding="ascii").strip() for name in (limit_name, used_name, "memory.stat")
+            )
         except OSError:
             continue
-        return int(limit) - int(used) if limit.isdigit() else None
+        if not limit.isdigit():
+            return None
+        counts = dict(line.split(" ", 1) for line in statistics.splitlines() if " " in line)
+        return int(limit) - int(used) + sum(int(counts.get(name, 0)) for name in _CACHED_FILES)
     return None
