@@ -181,7 +181,8 @@ def test_on_cuda_int8_is_asked_of_bitsandbytes_without_outliers() -> None:
     options = loading_options("int8", torch.bfloat16, torch.device("cuda"))
     assert options["quantization_config"].load_in_8bit
     assert options["quantization_config"].llm_int8_threshold == 0
-    assert options["device_map"] == {"": "cuda"}
+    assert options["device_map"] == {"": 0}
+    assert loading_options("nf4", torch.bfloat16, torch.device("cuda:1"))["device_map"] == {"": 1}
     assert loading_options("int8", torch.bfloat16, torch.device("cpu")) == {}
 
 

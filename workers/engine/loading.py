@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-# What transformers raises for files it cannot make a model of.
-_UNLOADABLE = (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError)
+# What transformers raises for files it cannot make a model of, and torch where the weights do not fit after all.
+_UNLOADABLE = (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError, torch.OutOfMemoryError)
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 

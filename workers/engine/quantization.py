@@ -62,7 +62,9 @@ def loading_options(kind: str, dtype: torch.dtype, device: torch.device) -> dict
         settings = make_config(load_in_8bit=True, llm_int8_threshold=0.0)
     else:
         settings = make_config(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
-    return {"quantization_config": settings, "device_map": {"": str(device)}}
+    # It quantises where the weights are to be, the whole model on one device.
+    place: int | str = (device.index or 0) if device.type == "cuda" else device.type
+    return {"quantization_config": settings, "device_map": {"": place}}
 
 
 def quantise_loaded(model: Any, config: "EngineConfig", device: torch.device) -> None:
