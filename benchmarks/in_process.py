@@ -1,55 +1,5 @@
-"""Router, drafter and target in one process: all of the product but Ray and HTTP."""
+"""Router, drafter and target in one process: see deployments/in_process.py."""
 
-import asyncio
-import os
+from deployments.in_process import InProcessLink, registration
 
-from workers.drafters.model_drafter import ModelDrafter
-from workers.engine.engine import Engine
-from workers.engine.verifier import Verifier
-from workers.messages import (
-    ProposeRequest,
-    ReleaseRequest,
-    StatsRequest,
-    VerifyRequest,
-    WorkerRegistration,
-    WorkerRequest,
-    WorkerResponse,
-    WorkerRole,
-)
-
-
-class InProcessLink:
-    """A link to a real worker in this process."""
-
-    def __init__(self, worker: ModelDrafter | Verifier) -> None:
-        self._worker = worker
-
-    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
-        """Answer as the worker actors do."""
-        await asyncio.sleep(0)
-        match message:
-            case ProposeRequest() if isinstance(self._worker, ModelDrafter):
-                return self._worker.propose(message)
-            case VerifyRequest() if isinstance(self._worker, Verifier):
-                return self._worker.verify(message)
-            case ReleaseRequest(sequence_ids):
-                self._worker.release(sequence_ids)
-                return None
-            case StatsRequest():
-                return self._worker.stats()
-            case _:
-                raise TypeError(f"{type(self._worker).__name__} does not answer {type(message).__name__}")
-
-
-def registration(role: WorkerRole, engine: Engine, name: str = "tiny") -> WorkerRegistration:
-    """Return what the worker actors tell the router."""
-    return WorkerRegistration(
-        f"{role}-{name}",
-        role,
-        name,
-        (os.getpid(),),
-        engine.vocabulary_size,
-        engine.context_length,
-        engine.block_tokens,
-        engine.total_blocks,
-    )
+__all__ = ["InProcessLink", "registration"]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from deployments.check_pair_command import check_pair_command
 from deployments.console import console, one_line_errors
 from deployments.local_service import local_service
 from deployments.verify_command import verify_command
@@ -16,6 +17,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "tiny-code.yaml"
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 cli.command("verify")(verify_command)
+cli.command("check-pair")(check_pair_command)
 
 
 @cli.callback()

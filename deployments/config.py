@@ -22,12 +22,15 @@ class _Section(BaseModel):
 class WorkerSection(_Section):
     """What target and drafters have in common: a model, and the device that runs it."""
 
-    model: str = Field(min_length=1, description="Hugging Face id or local folder")
+    model: str = Field(min_length=1, description="Hugging Face id, local folder or GGUF file")
     dtype: DataType = "bfloat16"
     device: str = Field("auto", description="auto, cpu, cuda")
     kv_cache_gib: float = Field(1.0, gt=0, description="memory of the KV pool, per rank")
     max_context_tokens: int | None = Field(None, ge=16, description="cap below the model's own context")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: as many as num_cpus")
+    quantization: Literal["none", "int8", "nf4", "auto"] = Field("none", description="of linear layers; auto: drafters")
+    allow_pickled_weights: bool = Field(False, description="also read pytorch_model.bin, which can run code")
+    trust_remote_code: bool = Field(False, description="run code that comes with the model")
     replicas: int = Field(1, ge=0)
     num_cpus: float = Field(1.0, ge=0, description="Ray CPUs per worker process")
     num_gpus: float = Field(0.0, ge=0, description="Ray GPUs per worker process")
@@ -49,6 +52,9 @@ class WorkerSection(_Section):
             max_context_tokens=self.max_context_tokens,
             tensor_parallel_size=tensor_parallel_size,
             threads=self.threads,
+            quantization=self.quantization,
+            allow_pickled_weights=self.allow_pickled_weights,
+            trust_remote_code=self.trust_remote_code,
         )
 
     def worker_resources(self) -> dict[str, float]:
@@ -62,6 +68,16 @@ class TargetSection(WorkerSection):
     name: Name | None = Field(None, description="the model name clients use; default: the folder's or id's last part")
     tensor_parallel_size: int = Field(1, ge=1)
     replicas: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _quantisation_is_chosen_and_of_one_process(self) -> "TargetSection":
+        if self.quantization == "auto":
+            raise ValueError("quantization auto is for drafters; choose none, int8 or nf4 for a target")
+        if self.quantization != "none" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"quantization {self.quantization} cannot be used with tensor_parallel_size {self.tensor_parallel_size}"
+            )
+        return self
 
     @property
     def served_name(self) -> str:

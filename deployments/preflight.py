@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from deployments.config import LeadoutConfig, WorkerSection
 from workers.engine.loading import context_length, load_config, tokenizer_size
-from workers.engine.model_files import model_file
+from workers.engine.model_files import is_gguf, model_file
 from workers.engine.pair import check_pair
 from workers.engine.tensor_parallel import check_tensor_parallel
 from workers.errors import ConfigurationError
@@ -26,7 +26,8 @@ class ServedModel:
 
 def check_deployment(config: LeadoutConfig) -> ServedModel:
     """Check models, pairs and shards. Raises ConfigurationError, one line that names the key or folder."""
-    check_tensor_parallel(config.target.model, config.target.tensor_parallel_size)
+    target = config.target
+    check_tensor_parallel(target.model, target.tensor_parallel_size, target.trust_remote_code)
     for drafter in config.drafters:
         check_pair(config.target.model, drafter.model)
     tokenizer = model_file(config.target.model, "tokenizer.json")
@@ -37,7 +38,9 @@ def check_deployment(config: LeadoutConfig) -> ServedModel:
         tokenizer_json=tokenizer.read_text(encoding="utf-8"),
         vocabulary_size=vocabulary,
         context_length=context_length(
-            config.target.model, load_config(config.target.model), config.target.max_context_tokens
+            config.target.model,
+            load_config(config.target.model, config.target.trust_remote_code),
+            config.target.max_context_tokens,
         ),
     )
 
@@ -57,6 +60,6 @@ def resolve_models(config: LeadoutConfig) -> LeadoutConfig:
 
 def _resolved(section: Section) -> Section:
     for folder in (Path(section.model).expanduser(), PROJECT_ROOT / section.model):
-        if folder.is_dir():
+        if folder.is_dir() or (is_gguf(section.model) and folder.is_file()):
             return section.model_copy(update={"model": str(folder.resolve())})
     return section

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from deployments.token_bytes import TokenBytes
 from workers.decoding.detokenizer import PRIMING_TOKENS, IncrementalDetokenizer
+from workers.engine.model_files import is_gguf, model_folder
 from workers.errors import ConfigurationError, InvalidRequestError
 from workers.messages import TokenIds, token_ids
 
@@ -45,9 +46,10 @@ class TextCodec:
 
     @classmethod
     def load(cls, model: str) -> "TextCodec":
-        """Load from a Hugging Face id or a local folder. ConfigurationError if there is no usable tokenizer."""
+        """Load from an id, a local folder or a GGUF file. ConfigurationError if there is no usable tokenizer."""
         try:
-            return cls(_load_tokenizer(model), _read_end_token_ids(model))
+            files = str(model_folder(model) or model) if is_gguf(model) else model
+            return cls(_load_tokenizer(files), _read_end_token_ids(files))
         except (OSError, ValueError, KeyError) as error:
             reason = (str(error).strip() or repr(error)).splitlines()[0]
             raise ConfigurationError(f"{model}: cannot load the tokenizer: {reason}") from error
@@ -115,7 +117,7 @@ def _load_tokenizer(model: str) -> "PreTrainedTokenizerBase":
     if _find_file(model, "tokenizer.json") is None:
         from transformers import AutoTokenizer
 
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         return tokenizer
     # The same tokenizer as AutoTokenizer's, without reading the model's configuration class, which imports torch.
     from transformers.tokenization_utils_tokenizers import TokenizersBackend

@@ -61,6 +61,11 @@ def test_the_router_is_told_how_much_to_draft_and_to_check() -> None:
         ({"target": {"model": "m", "kv_cache_gib": "1"}}, "target.kv_cache_gib"),
         ({"target": {"model": "m", "kv_cache_gib": -1}}, "target.kv_cache_gib"),
         ({"target": {"model": "m", "num_cpus": 0}}, "num_gpus"),
+        ({"target": {"model": "m", "quantization": "int3"}}, "target.quantization"),
+        ({"target": {"model": "m", "quantization": "auto"}}, "target: Value error, quantization auto"),
+        ({"target": {"model": "m", "quantization": "nf4", "tensor_parallel_size": 2}}, "tensor_parallel_size 2"),
+        ({"target": {"model": "m", "trust_remote_code": "yes"}}, "target.trust_remote_code"),
+        ({"drafters": [{"model": "m", "name": "a", "quantization": "fp8"}]}, "drafters[0].quantization"),
         ({"speculation": {"max_draft_tokens": 33}}, "speculation.max_draft_tokens"),
         ({"speculation": {"max_draft_tokens": True}}, "speculation.max_draft_tokens"),
         ({"speculation": {"check_share": 1.01}}, "speculation.check_share"),
@@ -110,3 +115,20 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_ray_is_told_of_as_many_cpus_as_the_workers_ask_for() -> None:
     config: LeadoutConfig = parse_config(arguments(target={"model": "m", "tensor_parallel_size": 16, "num_cpus": 4.0}))
     assert logical_cpus(config) >= 65
+
+
+def test_what_says_how_to_load_reaches_the_engine() -> None:
+    keys = {"quantization": "int8", "allow_pickled_weights": True, "trust_remote_code": True}
+    config = parse_config({"target": {"model": "m", **keys}, "drafters": [{"model": "m", "name": "a", **keys}]})
+    for engine in (config.target.engine_config(), config.drafters[0].spec().engine):
+        assert {name: getattr(engine, name) for name in keys} == keys
+    plain = parse_config({"target": {"model": "m"}}).target.engine_config()
+    assert (plain.quantization, plain.allow_pickled_weights, plain.trust_remote_code) == ("none", False, False)
+    auto = parse_config({"target": {"model": "m"}, "drafters": [{"model": "m", "name": "a", "quantization": "auto"}]})
+    assert auto.drafters[0].engine_config().quantization == "auto"
+
+
+def test_a_gguf_file_is_found_in_the_project_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny.gguf").touch()
+    monkeypatch.setattr("deployments.preflight.PROJECT_ROOT", tmp_path)
+    assert resolve_models(parse_config({"target": {"model": "tiny.gguf"}})).target.model == str(tmp_path / "tiny.gguf")

@@ -21,9 +21,9 @@ class DrafterSpec:
 def _model_drafter(spec: DrafterSpec) -> Drafter:
     # Imported in the worker's process only: the router and the supervisors do without torch.
     from workers.drafters.model_drafter import ModelDrafter
-    from workers.engine.engine import Engine
+    from workers.engine.auto_quantization import load_drafter
 
-    return ModelDrafter(Engine.load(spec.engine))
+    return ModelDrafter(load_drafter(spec.engine))
 
 
 _BUILDERS: dict[DrafterKind, Callable[[DrafterSpec], Drafter]] = {"model": _model_drafter}

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 class EngineConfig:
     """One model on one device, or on one rank of a tensor-parallel group.
 
-    `model` is a local folder or a Hugging Face id. `dtype` is "float32", "bfloat16" or "float16"; `device` is "auto"
-    (CUDA where there is one, else the CPU) or a torch device. `kv_cache_gib` is the memory of this rank's KV pool.
-    `max_context_tokens` caps the context below the model's own; `threads` sets torch's CPU threads of the process.
+    `model` is a local folder, a GGUF file or a Hugging Face id. `dtype` is "float32", "bfloat16" or "float16".
+    `device` is "auto" (CUDA where there is one, else the CPU) or a torch device. `kv_cache_gib` is the memory of this
+    rank's KV pool. `max_context_tokens` caps the context below the model's own; `threads` sets torch's CPU threads of
+    the process.
+
+    `quantization` is of the linear layers: "none", "int8", "nf4", or for drafters "auto". Pickled weights are read, and
+    code that comes with a model is run, only where `allow_pickled_weights` and `trust_remote_code` say so.
     """
 
     model: str
@@ -20,3 +24,6 @@ class EngineConfig:
     max_context_tokens: int | None = None
     tensor_parallel_size: int = 1
     threads: int | None = None
+    quantization: str = "none"
+    allow_pickled_weights: bool = False
+    trust_remote_code: bool = False

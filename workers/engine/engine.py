@@ -110,6 +110,11 @@ class Engine:
         """Where the model runs."""
         return self._loaded.device
 
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that runs, for those who want to look at its weights."""
+        return self._loaded.model
+
     def tokenizer_json(self) -> str | None:
         """Return the content of the model's tokenizer.json, or None when it has none."""
         path = self._loaded.tokenizer_file
@@ -296,4 +301,4 @@ def _check_ranks(config: EngineConfig, tensor_parallel: TensorParallelRank | Non
         raise ConfigurationError(
             f"tensor_parallel_size is {config.tensor_parallel_size}, and the group has {ranks} ranks"
         )
-    check_tensor_parallel(config.model, config.tensor_parallel_size)
+    check_tensor_parallel(config.model, config.tensor_parallel_size, config.trust_remote_code)

@@ -12,7 +12,9 @@ import torch
 from workers.engine.attention import ATTENTION_NAME, register_attention
 from workers.engine.config import EngineConfig
 from workers.engine.kv_pool import KVShape
-from workers.engine.model_files import model_file, model_folder, unknown_model
+from workers.engine.memory import available_bytes, check_memory, weight_bytes
+from workers.engine.model_files import check_weight_files, is_gguf, model_file, model_folder, unknown_model
+from workers.engine.quantization import check_quantization, loading_options, quantise_loaded, uses_bitsandbytes
 from workers.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+# What transformers raises for files it cannot make a model of, and torch where the weights do not fit after all.
+_UNLOADABLE = (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError, torch.OutOfMemoryError)
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -66,7 +70,7 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def load_config(model: str) -> "PreTrainedConfig":
+def load_config(model: str, trust_remote_code: bool = False) -> "PreTrainedConfig":
     """Return the transformers configuration of `model` (of its text part).
 
     Raises ConfigurationError when the folder, its config.json or the model type is unknown.
@@ -75,7 +79,8 @@ def load_config(model: str) -> "PreTrainedConfig":
 
     folder = model_folder(model)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder or model)
+        # Without a word about it, transformers would ask on the terminal.
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder or model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise unknown_model(model, error) from error
     return config.get_text_config()
@@ -100,15 +105,21 @@ def load_model(config: EngineConfig) -> LoadedModel:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = resolve_device(config.device)
-    text_config = load_config(config.model)
+    check_quantization(config, device)
+    text_config = load_config(config.model, config.trust_remote_code)
     _check_layers(config.model, text_config)
-    embedding_size: int = text_config.vocab_size
+    _check_unquantised(config, text_config)
+    embedding_size: int | None = getattr(text_config, "vocab_size", None)
+    if embedding_size is None:
+        raise ConfigurationError(f"model {config.model} ({text_config.model_type}) is not a language model")
     vocabulary_size = tokenizer_size(config.model) or embedding_size
     if vocabulary_size > embedding_size:
         raise ConfigurationError(
             f"model {config.model} has {embedding_size} logits for a tokenizer of {vocabulary_size} ids"
         )
     _, kv_heads, head_dim = attention_shape(text_config)
+    check_weight_files(config.model, config.allow_pickled_weights)
+    check_memory(config.model, needed_bytes(config, device), available_bytes(device), config.kv_cache_gib)
     return LoadedModel(
         model=_load_weights(config, device),
         vocabulary_size=vocabulary_size,
@@ -135,33 +146,83 @@ def tokenizer_size(model: str) -> int | None:
     from transformers import AutoTokenizer
 
     try:
-        return max(AutoTokenizer.from_pretrained(model_folder(model) or model).get_vocab().values()) + 1
+        return (
+            max(
+                AutoTokenizer.from_pretrained(model_folder(model) or model, trust_remote_code=False)
+                .get_vocab()
+                .values()
+            )
+            + 1
+        )
     except (OSError, ValueError) as error:
         raise unknown_model(model, error) from error
+
+
+def needed_bytes(config: EngineConfig, device: torch.device) -> int:
+    """Return the memory that loading and serving a model takes on this rank: the larger of both, KV pool included.
+
+    What one step needs for itself comes on top. Raises ConfigurationError when the model's class is not known.
+    """
+    from transformers import AutoModelForCausalLM
+
+    dtype, kind = _DTYPES[config.dtype], config.quantization
+    full_config = load_config(config.model, config.trust_remote_code)
+    try:
+        with torch.device("meta"), _quiet_transformers():
+            auto: Any = AutoModelForCausalLM
+            skeleton: Any = auto.from_config(full_config, trust_remote_code=config.trust_remote_code)
+        skeleton.tie_weights()
+    except _UNLOADABLE as error:
+        raise unknown_model(config.model, error) from error
+    served = weight_bytes(skeleton, dtype, kind) // config.tensor_parallel_size
+    later = kind == "int8" and not uses_bitsandbytes(kind, device)
+    loading = weight_bytes(skeleton, dtype, kind, loaded_first=later) // config.tensor_parallel_size
+    return max(loading, served + int(config.kv_cache_gib * 2**30))
 
 
 def _load_weights(config: EngineConfig, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
     register_attention()
-    options: dict[str, Any] = {"dtype": _DTYPES[config.dtype], "attn_implementation": ATTENTION_NAME}
+    dtype = _DTYPES[config.dtype]
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "attn_implementation": ATTENTION_NAME,
+        "trust_remote_code": config.trust_remote_code,
+        **({} if config.allow_pickled_weights else {"use_safetensors": True}),
+        **loading_options(config.quantization, dtype, device),
+    }
+    source: Path | str = model_folder(config.model) or config.model
+    if is_gguf(config.model):
+        file = Path(config.model).expanduser()
+        source, options["gguf_file"] = file.parent, file.name
     if config.tensor_parallel_size > 1:
         from transformers.distributed.configuration_utils import DistributedConfig
 
         options["distributed_config"] = DistributedConfig(tp_size=config.tensor_parallel_size)
     with _quiet_transformers():
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(model_folder(config.model) or config.model, **options)
-        except (OSError, ValueError) as error:
+            model: Any = AutoModelForCausalLM.from_pretrained(source, **options)
+        except _UNLOADABLE as error:
             raise unknown_model(config.model, error) from error
     if not model.is_backend_compatible():
         raise ConfigurationError(
             f"model {config.model} ({type(model).__name__}) does not let its attention be replaced"
         )
-    if config.tensor_parallel_size == 1:
+    quantise_loaded(model, config, device)
+    if config.tensor_parallel_size == 1 and "device_map" not in options:
         model = model.to(device)
-    logger.debug("loaded %s as %s on %s", config.model, config.dtype, device)
+    logger.debug("loaded %s as %s, quantization %s, on %s", config.model, config.dtype, config.quantization, device)
     return model.eval()
+
+
+def _check_unquantised(config: EngineConfig, text_config: "PreTrainedConfig") -> None:
+    """Refuse to quantise weights that already are."""
+    own = getattr(text_config, "quantization_config", None)
+    if own is not None and config.quantization != "none":
+        raise ConfigurationError(
+            f"quantization {config.quantization}: the weights of {config.model} are quantised already"
+        )
 
 
 def _check_layers(model: str, config: "PreTrainedConfig") -> None:

@@ -1,18 +1,34 @@
-"""Finding the files of a model: a local folder or a Hugging Face id. Imports neither torch nor transformers."""
+"""Finding the files of a model: a local folder, a GGUF file or a Hugging Face id.
+
+Imports neither torch nor transformers, unless a GGUF file is to be unpacked.
+"""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from workers.errors import ConfigurationError
 
 
+def is_gguf(model: str) -> bool:
+    """Whether `model` names a GGUF file."""
+    return model.endswith(".gguf")
+
+
 def model_folder(model: str) -> Path | None:
     """Return the folder that `model` names, or None when it is a Hugging Face id.
 
-    Raises ConfigurationError for a folder that is missing or has no config.json.
+    For a GGUF file it is the folder with what was unpacked of it; the weights stay in the file.
+
+    Raises ConfigurationError for a folder that is missing or has no config.json, and for a GGUF file that cannot be
+    read.
     """
     folder = Path(model).expanduser()
+    if is_gguf(model):
+        from workers.engine.gguf import unpacked_folder
+
+        return unpacked_folder(folder)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigurationError(f"model folder {model} has no config.json")
@@ -50,10 +66,45 @@ def model_file(model: str, name: str) -> Path | None:
         raise unknown_model(model, error) from error
 
 
+def check_weight_files(model: str, allow_pickled_weights: bool) -> None:
+    """Refuse a local folder without weights, and one with pickled weights alone: reading those can run any code.
+
+    Files of a Hugging Face id are chosen when it is loaded. Raises ConfigurationError.
+    """
+    folder = None if is_gguf(model) else model_folder(model)
+    if folder is None or any(folder.glob("*.safetensors")):
+        return
+    pickled = next((path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))), None)
+    if pickled is None:
+        raise ConfigurationError(f"model folder {model} has no weights (*.safetensors)")
+    if not allow_pickled_weights:
+        raise ConfigurationError(
+            f"model {model} has pickled weights only ({pickled}), which can run code when read; "
+            "set allow_pickled_weights if you trust them"
+        )
+
+
 def unknown_model(model: str, error: Exception) -> ConfigurationError:
     """Return the one-line error for a model that cannot be loaded because of `error`."""
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    causes = {type(cause).__name__ for cause in _chain(error)}
+    text = str(error)
+    if "GatedRepoError" in causes:
+        reason = "it is gated; accept its licence on Hugging Face and log in (hf auth login, or HF_TOKEN)"
+    elif "RepositoryNotFoundError" in causes:
+        reason = "Hugging Face has no model of this id, or it is private and you are not logged in"
+    elif "trust_remote_code" in text:
+        reason = "it needs code that comes with it; set trust_remote_code if you trust it"
+    elif "safetensors" in text and "does not appear to have a file" in text:
+        reason = "it has no weights in safetensors; set allow_pickled_weights if you trust its pickled ones"
+    else:
+        reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return ConfigurationError(f"model {model} cannot be loaded: {reason}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def read_json(path: Path) -> Any:

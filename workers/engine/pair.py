@@ -20,18 +20,44 @@ class _Tokenizer:
     added: dict[str, tuple[Any, ...]]  # id and flags
 
 
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """One thing compared: what each model has, and the problem that forbids the pair, or a note where it is none."""
+
+    subject: str
+    target: str
+    drafter: str
+    problem: str | None = None
+    note: str | None = None
+
+
 def check_pair(target: str, drafter: str) -> None:
-    """Check that a drafter's tokens mean the same to its target. Both are local folders or Hugging Face ids.
+    """Check that a drafter's tokens mean the same to its target. Both are local folders, GGUF files or ids.
 
     Raises ConfigurationError, in one line, when a folder, config.json or tokenizer.json is missing, when the
     tokenizers differ in ids, merges or added tokens, or when a model has fewer logits than its tokenizer has ids.
     """
-    tokenizers = [_read_tokenizer(model) for model in (target, drafter)]
-    difference = _difference(*tokenizers)
-    if difference is not None:
-        raise ConfigurationError(f"target {target} and drafter {drafter} have different tokenizers: {difference}")
-    for model, tokenizer in zip((target, drafter), tokenizers, strict=True):
-        _check_logits(model, tokenizer)
+    problem = next((row.problem for row in pair_rows(target, drafter) if row.problem), None)
+    if problem is not None:
+        raise ConfigurationError(problem)
+
+
+def pair_rows(target: str, drafter: str) -> list[PairRow]:
+    """Compare two models by their files: tokenizers, ids that end a text, width of the logits, contexts.
+
+    Raises ConfigurationError, in one line, when a file is missing or cannot be read.
+    """
+    models = (target, drafter)
+    first, second = (_read_tokenizer(model) for model in models)
+    difference = _difference(first, second)
+    problem = difference and f"target {target} and drafter {drafter} have different tokenizers: {difference}"
+    configs = [_read_config(model) for model in models]
+    return [
+        PairRow("tokenizer", _size(first), _size(second), problem),
+        _ends_row(*(_end_ids(model, config) for model, config in zip(models, configs, strict=True))),
+        _logits_row(models, (first, second), configs),
+        _context_row(*(_number(config, "max_position_embeddings") for config in configs)),
+    ]
 
 
 def tokenizer_fingerprint(model: str) -> str:
@@ -95,13 +121,63 @@ def _difference(target: _Tokenizer, drafter: _Tokenizer) -> str | None:
     return None
 
 
-def _check_logits(model: str, tokenizer: _Tokenizer) -> None:
+def _read_config(model: str) -> dict[str, Any]:
     path = model_file(model, "config.json")
     if path is None:
         raise ConfigurationError(f"model {model} has no config.json")
     config = read_json(path)
-    width = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
-    needed = max(tokenizer.ids.values()) + 1
-    # A config may leave out a default width; then the engine, which knows the model's class, checks it.
-    if width is not None and width < needed:
-        raise ConfigurationError(f"model {model} has {width} logits for a tokenizer of {needed} ids")
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"{path} is not a model's configuration")
+    return config
+
+
+def _size(tokenizer: _Tokenizer) -> str:
+    return f"{len(tokenizer.ids):,} tokens, {len(tokenizer.added)} added"
+
+
+def _number(config: dict[str, Any], key: str) -> int | None:
+    """A config may leave out a default; then the engine, which knows the model's class, checks it."""
+    value = config.get(key, (config.get("text_config") or {}).get(key))
+    return value if isinstance(value, int) else None
+
+
+def _logits_row(
+    models: tuple[str, str], tokenizers: tuple[_Tokenizer, _Tokenizer], configs: list[dict[str, Any]]
+) -> PairRow:
+    widths = [_number(config, "vocab_size") for config in configs]
+    needed = [max(tokenizer.ids.values()) + 1 for tokenizer in tokenizers]
+    problem = next(
+        (
+            f"model {model} has {width} logits for a tokenizer of {count} ids"
+            for model, width, count in zip(models, widths, needed, strict=True)
+            if width is not None and width < count
+        ),
+        None,
+    )
+    note = "padding beyond the tokenizer is never drawn" if widths != needed else None
+    return PairRow("logits", _shown(widths[0]), _shown(widths[1]), problem, note)
+
+
+def _end_ids(model: str, config: dict[str, Any]) -> str:
+    """Return the ids that end a text, as the model's files give them."""
+    path = model_file(model, "generation_config.json")
+    generation = {} if path is None else read_json(path)
+    found = generation.get("eos_token_id", config.get("eos_token_id"))
+    return (
+        ", ".join(str(end) for end in (found if isinstance(found, list) else [found])) if found is not None else "none"
+    )
+
+
+def _ends_row(target: str, drafter: str) -> PairRow:
+    note = None if target == drafter else "they differ; the target's count"
+    return PairRow("end of text, ids", target, drafter, note=note)
+
+
+def _context_row(target: int | None, drafter: int | None) -> PairRow:
+    shorter = target is not None and drafter is not None and drafter < target
+    note = f"beyond {drafter:,} tokens nothing is drafted" if shorter else None
+    return PairRow("context, tokens", _shown(target), _shown(drafter), note=note)
+
+
+def _shown(number: int | None) -> str:
+    return "not stated" if number is None else f"{number:,}"

@@ -64,7 +64,7 @@ class StepRunner(Protocol):
         ...
 
 
-def check_tensor_parallel(model: str, size: int) -> None:
+def check_tensor_parallel(model: str, size: int, trust_remote_code: bool = False) -> None:
     """Check that `model` can be split over `size` ranks, reading its configuration only.
 
     Raises ConfigurationError when the heads do not divide, the model has no sharding plan, or accelerate is
@@ -74,7 +74,7 @@ def check_tensor_parallel(model: str, size: int) -> None:
         raise ConfigurationError(f"tensor_parallel_size is {size}; it must be at least 1")
     if size == 1:
         return
-    config = load_config(model)
+    config = load_config(model, trust_remote_code)
     heads, kv_heads, _ = attention_shape(config)
     for count, name in ((heads, "attention heads"), (kv_heads, "KV heads")):
         if count % size:
