@@ -121,7 +121,7 @@ def test_beside_clients_a_check_reads_its_prompt_in_small_pieces() -> None:
 
 
 def test_a_check_that_would_fit_does_not_start_while_a_larger_request_waits() -> None:
-    # A prompt of 52 tokens is 13 blocks. With one to grow by, and the 3 that the second has or may soon need, they are 17.
+    # A prompt of 52 tokens is 13 blocks, with one to grow by; the second sequence has one and may soon need two more.
     target = ScriptedTarget(delay_s=0.001, total_blocks=16)
 
     async def test() -> None:

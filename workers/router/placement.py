@@ -61,9 +61,13 @@ class Placement:
         """Put a sequence in line for a target; if `timed`, for as long as the queue timeout allows."""
         bisect.insort(self.waiting, running, key=lambda other: other.age)
         if timed:
-            running.queue_timer = asyncio.get_running_loop().call_later(
-                self._config.queue_timeout_s, self._out_of_patience, running
-            )
+            self._start_clock(running)
+
+    def start_clocks(self) -> None:
+        """The last target is gone: from now on everybody in line waits no longer than the queue timeout."""
+        for running in self.waiting:
+            if running.queue_timer is None:
+                self._start_clock(running)
 
     def place_waiting(self) -> None:
         """Place waiting sequences in order; the first that finds no room holds the line, so nobody starves."""
@@ -84,6 +88,11 @@ class Placement:
     def _line(self) -> list[RunningSequence]:
         """Those that wait for room. One too large for every target that is left waits for another target."""
         return [running for running in self.waiting if not self.is_too_large(running.sequence)]
+
+    def _start_clock(self, running: RunningSequence) -> None:
+        running.queue_timer = asyncio.get_running_loop().call_later(
+            self._config.queue_timeout_s, self._out_of_patience, running
+        )
 
     def _out_of_patience(self, running: RunningSequence) -> None:
         reason = "no target is available" if not self._lanes else "every target is busy"

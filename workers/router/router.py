@@ -222,17 +222,21 @@ class Router:
             task.cancel()
         moved = list(lane.running.values())
         lane.running.clear()
+        failed = []
         for running in moved:
-            sequence = running.sequence
-            sequence.target.assign(None)
-            sequence.epoch += 1
+            running.sequence.target.assign(None)
+            running.sequence.epoch += 1
             running.target_failures += 1
             if running.is_check or running.target_failures >= MAX_TARGET_FAILURES:
-                failed = "its target failed" if running.is_check else "its target failed again and again"
-                running.emit(GenerationFailed(503, "service_unavailable", failed))
-                self._end(running)
+                failed.append(running)
             else:
                 self._placement.line_up(running)
+        for running in failed:
+            reason = "its target failed" if running.is_check else "its target failed again and again"
+            running.emit(GenerationFailed(503, "service_unavailable", reason))
+            self._end(running)
+        if not self._lanes:
+            self._placement.start_clocks()
         self._place_waiting()
 
     # --- helpers --------------------------------------------------------------------------------------------
