@@ -115,6 +115,9 @@ class RouterSection(_Section):
     max_waiting_sequences: int = Field(256, ge=0)
     max_batch_sequences: int = Field(32, ge=1)
     prefill_chunk_tokens: int = Field(512, ge=16, le=16_384)
+    prefill_latency_factor: float = Field(
+        2.0, gt=1, description="how much longer a step may take beside decoding sequences because it reads prompts"
+    )
     queue_timeout_s: float = Field(60.0, gt=0)
     propose_deadline_s: float = Field(10.0, gt=0)
     verify_deadline_s: float = Field(60.0, gt=0)

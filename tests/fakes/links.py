@@ -1,4 +1,4 @@
-"""Links that hang, and links that note for whom they are used."""
+"""Links that hang, links that hold an answer back, and links that note for whom they are used."""
 
 import asyncio
 from contextvars import ContextVar
@@ -7,6 +7,7 @@ from tests.fakes.workers import ScriptedWorker
 from workers.errors import LinkClosedError
 from workers.messages import (
     ReleaseRequest,
+    VerifyRequest,
     WorkerRequest,
     WorkerResponse,
 )
@@ -26,6 +27,25 @@ class HangingLink:
         self.hangs.set()
         await self.breaks.wait()
         raise LinkClosedError("the worker is gone")
+
+
+class HoldingLink:
+    """A link that holds back the answer of step `held_step` until `release`; `holding` says that it does."""
+
+    def __init__(self, worker: ScriptedWorker, held_step: int) -> None:
+        self.holding = asyncio.Event()
+        self.release = asyncio.Event()
+        self._worker = worker
+        self._held_step = held_step
+
+    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
+        """See `workers.links.Link.call`."""
+        held = isinstance(message, VerifyRequest) and self._worker.steps == self._held_step
+        answer = await self._worker.call(message, deadline_s)
+        if held:
+            self.holding.set()
+            await self.release.wait()
+        return answer
 
 
 REQUEST_IN_SERVICE: ContextVar[str | None] = ContextVar("request_in_service", default=None)

@@ -176,9 +176,13 @@ class ScriptedWorker:
 
 
 class ScriptedTarget(ScriptedWorker):
-    """Verifies with the toy model. A sequence whose prompt begins with `faulty_first_token` cannot go on."""
+    """Verifies with the toy model. A sequence whose prompt begins with `faulty_first_token` cannot go on.
+
+    It says that a step took 1 ms and `token_ms` for each token, and takes as long as `delay_s` says.
+    """
 
     faulty_first_token: int | None = None
+    token_ms: float = 0.0
 
     def __init__(self, worker_id: str = "target-0", **options: object) -> None:
         super().__init__(worker_id, WorkerRole.TARGET, "toy", **options)  # type: ignore[arg-type]
@@ -193,7 +197,8 @@ class ScriptedTarget(ScriptedWorker):
                 held.tokens += [int(token) for token in item.proposal.token_ids]
         self.check_room()
         answers = (self._verified(item, followed.get(item.sequence_id), epochs_late) for item in message.items)
-        return VerifyResponse(tuple(answers), compute_ms=1.0)
+        tokens = sum(len(item.committed) + len(item.proposal) for item in message.items)
+        return VerifyResponse(tuple(answers), compute_ms=1.0 + tokens * self.token_ms)
 
     def _verified(self, item: VerifyItem, held: HeldSequence | None, epochs_late: int) -> VerifiedItem:
         epoch = item.epoch - epochs_late

@@ -49,7 +49,7 @@ def test_b06_a_drafter_with_the_targets_weights_is_always_right(client: TestClie
 def test_b09_requests_that_do_not_fit_into_the_pool_together_all_get_their_own_text(
     make_service: Callable[..., InProcessService], codec: TextCodec
 ) -> None:
-    # One context of 160 tokens and a little more: three requests of 100 tokens must take turns.
+    # One context of 160 tokens and a little more: three requests of 100 tokens cannot end together.
     service = make_service("own", "noisy", kv_cache_gib=0.000085)
     needed = -(-(len("The sky") + 100) // service.target.block_tokens)
     assert needed <= service.target.total_blocks < 3 * needed
@@ -59,6 +59,24 @@ def test_b09_requests_that_do_not_fit_into_the_pool_together_all_get_their_own_t
         together = _at_once(client, [{**body, **drafted_by("noisy")} for body in bodies])
     assert together == alone
     assert service.target.free_blocks == service.target.total_blocks
+
+
+def test_b09_sequences_that_are_preempted_again_and_again_keep_their_text(
+    make_service: Callable[..., InProcessService], codec: TextCodec
+) -> None:
+    # By their budgets only one of the five would fit; by what they need at first all of them do.
+    service = make_service("own", "noisy", kv_cache_gib=0.000085)
+    with TestClient(application(service, codec)) as client:
+        bodies = [{"max_tokens": 140, "seed": seed, "temperature": 1.0, "ignore_eos": True} for seed in range(5)]
+        alone = [ask(client, **body, **OFF).ids for body in bodies]
+        drafters = ["noisy", "own", "noisy", "own", "noisy"]
+        drafted = [body | drafted_by(name) for body, name in zip(bodies, drafters, strict=True)]
+        together = _at_once(client, [*drafted[:4], bodies[4] | OFF])
+        preemptions = client.get("/status").json()["totals"]["preemptions"]
+    assert together == alone
+    assert preemptions > 0
+    engines = [service.target, *service.drafters.values()]
+    assert [engine.free_blocks for engine in engines] == [engine.total_blocks for engine in engines]
 
 
 def _at_once(client: TestClient, bodies: list[dict[str, object]]) -> list[list[int]]:

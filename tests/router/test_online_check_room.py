@@ -46,8 +46,8 @@ def test_clients_that_need_the_row_of_a_check_get_it_at_once_and_the_check_is_ma
 
 
 def test_clients_that_need_the_kv_blocks_of_a_check_get_them() -> None:
-    # 5 + 20 tokens are 7 blocks.
-    target, drafter = ScriptedTarget(delay_s=0.002, total_blocks=10), ScriptedDrafter()
+    # 5 + 20 tokens are 7 blocks, of which 2 are needed at first: a check and a client begin together.
+    target, drafter = ScriptedTarget(delay_s=0.002, total_blocks=8), ScriptedDrafter()
 
     async def test() -> OnlineCheckTotals:
         async with serving(target, drafter, check_share=1.0) as router:
@@ -71,7 +71,7 @@ def test_while_requests_wait_no_check_runs() -> None:
             tasks = [asyncio.create_task(ask(router, each)) for each in asked]
             while not all(task.done() for task in tasks):
                 await asyncio.sleep(0)
-                assert not (router._waiting and any(running.is_check for running in router._running()))
+                assert not (router._placement.waiting and any(running.is_check for running in router._running()))
             assert [task.result().tokens for task in tasks] == list(map(plainly, asked))
             return await checks_done(router)
 
@@ -121,17 +121,17 @@ def test_beside_clients_a_check_reads_its_prompt_in_small_pieces() -> None:
 
 
 def test_a_check_that_would_fit_does_not_start_while_a_larger_request_waits() -> None:
-    # 2 + 2 tokens are a block, 4 + 36 are 10, 4 + 40 are 11: the last must wait for the second.
+    # A prompt of 52 tokens is 13 blocks, with one to grow by; the second sequence has one and may soon need two more.
     target = ScriptedTarget(delay_s=0.001, total_blocks=16)
 
     async def test() -> None:
         async with serving(target, ScriptedDrafter(), check_share=1.0) as router:
             small = asyncio.create_task(ask(router, request(2, 2, 3)))
             long = asyncio.create_task(ask(router, request(4, 36, 1)))
-            large = asyncio.create_task(ask(router, request(4, 40, 2)))
+            large = asyncio.create_task(ask(router, request(52, 4, 2)))
             await small
-            assert len(router._waiting) == 1 and router._checks.totals.pending == 1
-            while router._waiting:
+            assert len(router._placement.waiting) == 1 and router._checks.totals.pending == 1
+            while router._placement.waiting:
                 assert not any(running.is_check for running in router._running())
                 await asyncio.sleep(0)
             await asyncio.gather(long, large)
@@ -181,7 +181,7 @@ def test_a_check_whose_target_fails_is_dropped_and_never_put_in_line(trouble: Tr
             await first_check_begins(router)
             target.troubles[target.steps + 1] = trouble
             totals = await checks_done(router)
-            assert not router._waiting
+            assert not router._placement.waiting
             return totals
 
     assert run(test) == OnlineCheckTotals(dropped=1)

@@ -40,7 +40,8 @@ class RoundTotals:
     """Sums over all rounds since the router started; times in milliseconds.
 
     `draft_wait_ms` and `verify_wait_ms` are what the router waited for answers, `draft_compute_ms` and
-    `verify_compute_ms` what the workers computed meanwhile; `wall_ms` is whole rounds.
+    `verify_compute_ms` what the workers computed meanwhile; `wall_ms` is whole rounds. `preemptions` counts how often a
+    sequence had to give up its KV blocks to older ones.
     """
 
     rounds: int = 0
@@ -53,6 +54,7 @@ class RoundTotals:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     committed_tokens: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ class RouterConfig:
     """Limits and deadlines of one router. Times in seconds.
 
     `max_draft_tokens` is the draft length k; 0 switches speculation off. `verification` is for requests that do not
-    choose. `max_batch_sequences` bounds a cohort, `prefill_chunk_tokens` the prompt tokens that one step reads beside
-    the decoding sequences.
+    choose. `max_batch_sequences` bounds a cohort, `prefill_chunk_tokens` the prompt tokens that one step reads. Beside
+    decoding sequences it reads fewer, so that the step takes about `prefill_latency_factor` (above 1) times as long as
+    without them at most.
 
     `check_share` (0 to 1) of the finished requests are decoded again without drafts where there is idle capacity;
     `check_max_pending` of them may wait for it, and each is dropped when it is not through after `check_timeout_s`.
@@ -23,6 +24,7 @@ class RouterConfig:
     max_waiting_sequences: int = 256
     max_batch_sequences: int = 32
     prefill_chunk_tokens: int = 512
+    prefill_latency_factor: float = 2.0
     queue_timeout_s: float = 60.0
     propose_deadline_s: float = 10.0
     verify_deadline_s: float = 60.0

@@ -2,48 +2,18 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from workers.errors import LinkError
 from workers.messages import ReleaseRequest, StatsRequest, WorkerRegistration, WorkerReport, WorkerStats
 from workers.router.detached import detached_task
+from workers.router.ledger import BlockLedger
 
 if TYPE_CHECKING:
     from workers.links import Link
 
 logger = logging.getLogger(__name__)
 CONTROL_DEADLINE_S = 10.0
-
-
-@dataclass(slots=True)
-class BlockLedger:
-    """KV blocks promised to sequences, so that a worker never runs out in the middle of one."""
-
-    total_blocks: int
-    block_tokens: int
-    reserved: dict[int, int] = field(default_factory=dict)
-
-    def blocks_for(self, tokens: int) -> int:
-        """Return how many blocks `tokens` tokens occupy."""
-        return -(-tokens // self.block_tokens)
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks not promised to anybody."""
-        return self.total_blocks - sum(self.reserved.values())
-
-    def reserve(self, sequence_id: int, tokens: int) -> bool:
-        """Promise blocks for `tokens` tokens; False, and nothing promised, if there are too few."""
-        blocks = self.blocks_for(tokens)
-        if blocks > self.free_blocks:
-            return False
-        self.reserved[sequence_id] = blocks
-        return True
-
-    def release(self, sequence_id: int) -> None:
-        """Take the promise back."""
-        self.reserved.pop(sequence_id, None)
 
 
 class Peer:

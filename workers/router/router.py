@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from workers.router.draft_length import DraftLengthPolicy, fixed_draft_length
 from workers.router.lane import Lane, LaneEvents
 from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
+from workers.router.placement import Placement
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
 from workers.router.totals import TotalsCounter
@@ -55,8 +55,10 @@ class Router:
         self._drafters: dict[str, Peer] = {}
         self._lanes: dict[str, Lane] = {}
         self._lane_tasks: dict[str, asyncio.Task[None]] = {}
-        self._waiting: deque[RunningSequence] = deque()
-        self._checks = OnlineChecks(config, self._place_check, self._take_out, self._end)
+        self._placement = Placement(
+            config, self._lanes, self._drafters, self._totals, self._make_room, give_up=self._end
+        )
+        self._checks = OnlineChecks(config, self._place_check, self._placement.take_out, self._end)
         # Workers may still hold sequences of an earlier router; a random start keeps ids apart.
         self._next_sequence_id = secrets.randbits(48) << 14
 
@@ -77,8 +79,7 @@ class Router:
         peer = Peer(registration, link)
         if registration.role is WorkerRole.DRAFT:
             self._drafters[registration.worker_id] = peer
-            for running in self._running():
-                self._assign_drafter(running)
+            self._placement.assign_drafters()
         else:
             self._start_lane(peer)
         logger.info("registered %s worker %s (%s)", registration.role, registration.worker_id, registration.name)
@@ -99,8 +100,8 @@ class Router:
         Closing the iterator cancels: both workers' KV is released at once.
         """
         running = self._admit(request)
-        if running is None:
-            yield GenerationFailed(429, "overloaded", f"{len(self._waiting)} sequences are waiting already")
+        if isinstance(running, GenerationFailed):
+            yield running
             return
         try:
             while True:
@@ -120,13 +121,13 @@ class Router:
             reports = [WorkerReport(peer.registration, None) for peer in peers]
         running = sum(not running.is_check for running in self._running())
         return RouterStatus(
-            running, len(self._waiting), tuple(reports), self._totals.totals, online_check=self._checks.totals
+            running, len(self._placement.waiting), tuple(reports), self._totals.totals, online_check=self._checks.totals
         )
 
     async def close(self) -> None:
         """Stop all rounds; sequences still in service end with an error."""
         self._checks.stop()
-        for running in [*self._running(), *self._waiting]:
+        for running in [*self._running(), *self._placement.waiting]:
             running.emit(GenerationFailed(503, "shutting_down", "the service is shutting down"))
         tasks = list(self._lane_tasks.values())
         for task in tasks:
@@ -135,114 +136,60 @@ class Router:
 
     # --- admission and placement ----------------------------------------------------------------------------
 
-    def _admit(self, request: GenerationRequest) -> RunningSequence | None:
-        """Place the request or let it wait; None if it can do neither."""
+    def _admit(self, request: GenerationRequest) -> RunningSequence | GenerationFailed:
+        """Place the request or let it wait, or say why it can do neither."""
         running = RunningSequence(self._new_sequence(request), deadline_s=time.monotonic() + request.timeout_s)
-        if not self._waiting and self._place(running):
+        waiting = len(self._placement.waiting)
+        if self._placement.is_too_large(running.sequence):
+            return _too_large(request)
+        if self._placement.place_new(running):
             return running
-        if len(self._waiting) >= self._config.max_waiting_sequences:
-            return None
-        self._enqueue(running)
+        if waiting >= self._config.max_waiting_sequences:
+            return GenerationFailed(429, "overloaded", f"{waiting} sequences are waiting already")
+        self._placement.line_up(running)
         return running
 
     def _new_sequence(self, request: GenerationRequest) -> Sequence:
         self._next_sequence_id += 1
         return Sequence(self._next_sequence_id, request, self._make_detokenizer)
 
-    def _enqueue(self, running: RunningSequence, front: bool = False) -> None:
-        """Put a sequence in line for a target, for as long as the queue timeout allows."""
-        if front:
-            self._waiting.appendleft(running)
-        else:
-            self._waiting.append(running)
-        running.queue_timer = asyncio.get_running_loop().call_later(
-            self._config.queue_timeout_s, self._give_up_waiting, running
-        )
-
-    def _give_up_waiting(self, running: RunningSequence) -> None:
-        reason = "no target is available" if not self._lanes else "every target is busy"
-        waited_s = self._config.queue_timeout_s
-        running.emit(GenerationFailed(503, "service_unavailable", f"{reason} after {waited_s:g} s in the queue"))
-        self._end(running)
-
     def _place_waiting(self) -> None:
-        """Place waiting sequences in order; the first that fits nowhere holds the line, so nobody starves."""
-        while self._waiting and self._place(self._waiting[0]):
-            self._waiting.popleft()
+        self._placement.place_waiting()
         self._checks.start()
-
-    def _place(self, running: RunningSequence) -> bool:
-        """Place a client's sequence; a check that is in its way is put off."""
-        return self._place_in_free_room(running) or (self._checks.make_room() and self._place_in_free_room(running))
 
     def _place_check(self, request: GenerationRequest, deadline_s: float) -> RunningSequence | None:
         """Place a check, but only if nobody waits and a target has a row to spare in every round."""
         rows = self._config.max_batch_sequences
-        if self._waiting or all(len(lane.running) >= rows for lane in self._lanes.values()):
+        if self._placement.waiting or all(len(lane.running) >= rows for lane in self._lanes.values()):
             return None
         running = RunningSequence(self._new_sequence(request), deadline_s, is_check=True)
-        return running if self._place_in_free_room(running) else None
+        return running if self._placement.place_in_free_room(running) else None
 
-    def _place_in_free_room(self, running: RunningSequence) -> bool:
-        sequence = running.sequence
-        lanes = sorted(self._lanes.values(), key=lambda lane: len(lane.running))
-        if sum(len(lane.running) for lane in lanes) >= self._config.max_running_sequences:
-            return False
-        for lane in lanes:
-            if lane.target.ledger.reserve(sequence.sequence_id, self._most_tokens(sequence)):
-                self._assign_drafter(running)
-                running.leave_queue()
-                lane.join(running)
-                return True
-        return False
+    def _make_room(self) -> bool:
+        return self._checks.make_room()
 
-    def _most_tokens(self, sequence: Sequence) -> int:
-        """The most tokens of the sequence that a worker's KV can hold at once.
-
-        Drafts never pass the request's token budget, so its last position bounds them too.
-        """
-        return sequence.length + sequence.remaining_tokens
-
-    def _assign_drafter(self, running: RunningSequence) -> None:
-        """Give the sequence the drafter with most room that it accepts; none is not an error."""
-        sequence, wanted = running.sequence, running.sequence.request.speculation.drafter
-        if not running.wants_drafts or sequence.drafter.worker_id is not None:
+    def _on_preempted(self, running: RunningSequence) -> None:
+        """A target has no blocks left for an older sequence: its youngest one goes, an online check before any."""
+        if running.is_check:
+            if not self._make_room():
+                self._placement.take_out(running)
             return
-        for drafter in sorted(self._drafters.values(), key=lambda peer: -peer.ledger.free_blocks):
-            tokens = min(self._most_tokens(sequence), drafter.registration.context_length)
-            fits = wanted in (None, drafter.registration.name)
-            if fits and drafter.ledger.reserve(sequence.sequence_id, tokens):
-                sequence.drafter.assign(drafter.worker_id)
-                sequence.drafter_name = drafter.registration.name
-                return
+        self._placement.preempt(running)
+        # Another target may have room.
+        self._placement.place_waiting()
 
     def _end(self, running: RunningSequence) -> None:
         """Take the sequence out of service and let others have its room; once is enough."""
         if running.ended:
             return
-        self._take_out(running)
+        self._placement.take_out(running)
         self._checks.offer(running)
         self._place_waiting()
-
-    def _take_out(self, running: RunningSequence) -> None:
-        """Take the sequence out of service and free its KV everywhere."""
-        running.ended = True
-        running.leave_queue()
-        sequence = running.sequence
-        if running in self._waiting:
-            self._waiting.remove(running)
-        if lane := self._lanes.get(sequence.target.worker_id or ""):
-            lane.leave(sequence.sequence_id)
-            lane.target.release(sequence.sequence_id)
-        if drafter := self._drafters.get(sequence.drafter.worker_id or ""):
-            drafter.release(sequence.sequence_id)
-            for other in self._running():
-                self._assign_drafter(other)
 
     # --- failure --------------------------------------------------------------------------------------------
 
     def _start_lane(self, target: Peer) -> None:
-        events = LaneEvents(self._end, self._on_drafter_failed, self._on_target_failed)
+        events = LaneEvents(self._end, self._on_preempted, self._on_drafter_failed, self._on_target_failed)
         lane = Lane(target, self._drafters, self._config, self._policy, self._totals, events)
         self._lanes[target.worker_id] = lane
         self._lane_tasks[target.worker_id] = detached_task(lane.run())
@@ -260,10 +207,10 @@ class Router:
         if self._drafters.pop(worker_id, None) is None:
             return
         # A sequence that waits for its next target keeps its drafter meanwhile.
-        for running in [*self._running(), *self._waiting]:
+        for running in [*self._running(), *self._placement.waiting]:
             if running.sequence.drafter.worker_id == worker_id:
                 running.sequence.drafter.assign(None)
-                self._assign_drafter(running)
+                self._placement.assign_drafter(running)
 
     def _drop_target(self, worker_id: str) -> None:
         """Put the target's sequences first in line again; they resume from their committed tokens."""
@@ -275,17 +222,21 @@ class Router:
             task.cancel()
         moved = list(lane.running.values())
         lane.running.clear()
-        for running in reversed(moved):
-            sequence = running.sequence
-            sequence.target.assign(None)
-            sequence.epoch += 1
+        failed = []
+        for running in moved:
+            running.sequence.target.assign(None)
+            running.sequence.epoch += 1
             running.target_failures += 1
             if running.is_check or running.target_failures >= MAX_TARGET_FAILURES:
-                failed = "its target failed" if running.is_check else "its target failed again and again"
-                running.emit(GenerationFailed(503, "service_unavailable", failed))
-                self._end(running)
+                failed.append(running)
             else:
-                self._enqueue(running, front=True)
+                self._placement.line_up(running)
+        for running in failed:
+            reason = "its target failed" if running.is_check else "its target failed again and again"
+            running.emit(GenerationFailed(503, "service_unavailable", reason))
+            self._end(running)
+        if not self._lanes:
+            self._placement.start_clocks()
         self._place_waiting()
 
     # --- helpers --------------------------------------------------------------------------------------------
@@ -306,4 +257,9 @@ class Router:
         return [*(lane.target for lane in self._lanes.values()), *self._drafters.values()]
 
     def _running(self) -> list[RunningSequence]:
-        return [running for lane in self._lanes.values() for running in lane.running.values()]
+        return self._placement.running()
+
+
+def _too_large(request: GenerationRequest) -> GenerationFailed:
+    tokens = len(request.prompt) + request.stop.max_tokens
+    return GenerationFailed(400, "context_length_exceeded", f"no target has KV blocks for {tokens} tokens")

@@ -23,6 +23,11 @@ class RunningSequence:
     queue_timer: asyncio.TimerHandle | None = None
     _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
 
+    @property
+    def age(self) -> tuple[bool, int]:
+        """Sorts by arrival: ids are given in its order. A check comes after all clients."""
+        return self.is_check, self.sequence.sequence_id
+
     def leave_queue(self) -> None:
         """Stop the clock of the queue, if it runs."""
         if self.queue_timer is not None:

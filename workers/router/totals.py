@@ -58,3 +58,7 @@ class TotalsCounter:
             accepted_tokens=totals.accepted_tokens + accepted,
             committed_tokens=totals.committed_tokens + committed,
         )
+
+    def add_preemption(self) -> None:
+        """Count a sequence that was taken off its target to make room."""
+        self.totals = replace(self.totals, preemptions=self.totals.preemptions + 1)
