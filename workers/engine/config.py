@@ -10,6 +10,7 @@ class EngineConfig:
     `model` is a local folder or a Hugging Face id. `dtype` is "float32", "bfloat16" or "float16"; `device` is "auto"
     (CUDA where there is one, else the CPU) or a torch device. `kv_cache_gib` is the memory of this rank's KV pool.
     `max_context_tokens` caps the context below the model's own; `threads` sets torch's CPU threads of the process.
+    With `prefix_caching` the KV of a prompt is kept and shared with sequences that begin alike.
     """
 
     model: str
@@ -20,3 +21,4 @@ class EngineConfig:
     max_context_tokens: int | None = None
     tensor_parallel_size: int = 1
     threads: int | None = None
+    prefix_caching: bool = True
