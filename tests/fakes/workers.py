@@ -174,7 +174,7 @@ class ScriptedWorker:
         """The longest remembered prefix of the sequence that leaves a token to read."""
         if item.prompt is None or not self.prefix_caching:
             return []
-        known = item.prompt.tolist()
+        known: list[int] = item.prompt.tolist()
         self.require(known[: len(item.committed)] == item.committed.tolist(), "what is read is not what is known")
         lengths = range(0, len(known), self.block_tokens)
         found = known[: max((length for length in lengths if tuple(known[:length]) in self.remembered), default=0)]
