@@ -90,7 +90,8 @@ class FollowedSequences:
     def publish(self, sequence_id: int, tokens: int) -> None:
         """Let later sequences begin with the KV of this one's first `tokens` tokens.
 
-        They are committed, and a token was drawn behind them: so the KV of all of them is finite, or it would not be.
+        They are committed, or verified drafts, and a token was drawn behind them: their KV is finite, or it could not
+        have been. Where the router has not heard of it, it goes back behind them, and the engine makes room.
         """
         if self._engine.prefix_caching:
             self._engine.publish(sequence_id, self._sequences[sequence_id].history.tokens[:tokens])

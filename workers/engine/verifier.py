@@ -106,8 +106,9 @@ class Verifier:
             return VerifiedItem(item.sequence_id, item.epoch, fault=fault)
         if INVALID_TOKEN in outcome.token_ids:
             return VerifiedItem(item.sequence_id, item.epoch, fault=self._fault(item.sequence_id))
-        self._engine.truncate(item.sequence_id, part.next_position + outcome.accepted)
-        self._followed.publish(item.sequence_id, part.next_position)
+        verified_tokens = part.next_position + outcome.accepted
+        self._engine.truncate(item.sequence_id, verified_tokens)
+        self._followed.publish(item.sequence_id, verified_tokens)
         return VerifiedItem(item.sequence_id, item.epoch, outcome.accepted, outcome.token_ids)
 
     def _fault(self, sequence_id: int) -> str:
