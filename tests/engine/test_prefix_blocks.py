@@ -221,7 +221,7 @@ def test_a_step_that_needs_a_block_for_a_copy_is_refused_whole_when_there_is_non
     read(engine, 1, [1] * 8)
     assert read(engine, 2, [1] * 9) == 8
     with pytest.raises(OutOfBlocksError):
-        engine.forward([StepInput(1, 6, token_ids([3]), 1), StepInput(2, 8, token_ids([2, 2, 2, 2, 2]), 1)])
+        engine.forward([StepInput(1, 6, token_ids([3]), 1), StepInput(2, 8, token_ids([2]), 1)])
     assert (engine.length(1), engine.length(2)) == (8, 9)
     engine.truncate(2, 6)
     # Both write into the block that both hold: one of them needs a copy, and the other keeps it.
