@@ -27,6 +27,7 @@ class WorkerSection(_Section):
     device: str = Field("auto", description="auto, cpu, cuda")
     kv_cache_gib: float = Field(1.0, gt=0, description="memory of the KV pool, per rank")
     max_context_tokens: int | None = Field(None, ge=16, description="cap below the model's own context")
+    prefix_caching: bool = Field(True, description="keep KV of ended sequences for prompts that begin like them")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: as many as num_cpus")
     quantization: Literal["none", "int8", "nf4", "auto"] = Field("none", description="of linear layers; auto: drafters")
     allow_pickled_weights: bool = Field(False, description="also read pytorch_model.bin, which can run code")
@@ -50,6 +51,7 @@ class WorkerSection(_Section):
             device="cpu" if self.device == "auto" and self.num_gpus == 0 else self.device,
             kv_cache_gib=self.kv_cache_gib,
             max_context_tokens=self.max_context_tokens,
+            prefix_caching=self.prefix_caching,
             tensor_parallel_size=tensor_parallel_size,
             threads=self.threads,
             quantization=self.quantization,

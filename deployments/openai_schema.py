@@ -28,6 +28,7 @@ MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
+MAX_CACHE_SALT_CHARACTERS = 256
 
 
 class StreamOptions(StrictModel):
@@ -74,6 +75,8 @@ class GenerationFields(StructuredFields):
     speculation: SpeculationFields = SpeculationFields()
     # vLLM's extension: every choice also carries the ids of its tokens, hidden ones included.
     return_token_ids: bool = False
+    # vLLM's extension: KV is shared only with requests that have the same salt.
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)
     # Accepted for the sake of clients that send them; they change nothing.
     user: str | None = None
     safety_identifier: str | None = None

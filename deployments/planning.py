@@ -162,6 +162,7 @@ class Planner:
                 timeout_s=self.limits.request_timeout_s,
                 trace_context=trace_context,
                 logprobs=request.likeliest_tokens,
+                cache_salt=request.cache_salt,
             )
             for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
             for params in [sampling.params()]

@@ -1,8 +1,8 @@
 """Rank 0 of the tensor-parallel tests: runs what it reads from standard input as JSON, one command per line.
 
 `python -m tests.engine.tensor_parallel_lead FOLDER PORT TIMEOUT`; commands are {"steps": [[id, first, ids, rows],
-...]} (parents may follow the rows), {"keep": [[id, first, nodes], ...]}, {"sleep_s": s} and {"close": true}; each is
-answered by one line of JSON.
+...]} (parents may follow the rows), {"keep": [[id, first, nodes], ...]}, {"publish": [id, ids]}, {"start": [id, ids]},
+{"sleep_s": s} and {"close": true}; each is answered by one line of JSON.
 """
 
 import json
@@ -31,6 +31,10 @@ def main() -> None:
             time.sleep(command["sleep_s"])
         elif "keep" in command:
             engine.keep_paths([AcceptedPath(one, first, token_ids(nodes)) for one, first, nodes in command["keep"]])
+        elif "publish" in command:
+            engine.publish(command["publish"][0], token_ids(command["publish"][1]))
+        elif "start" in command:
+            answer = engine.start(command["start"][0], token_ids(command["start"][1]))
         elif "close" in command:
             engine.close()
         else:

@@ -112,6 +112,30 @@ def test_two_ranks_keep_the_same_paths_of_trees(tiny_llama: TinyModel, load_engi
         assert group.follower.wait(timeout=5) == 0
 
 
+def test_two_ranks_share_a_prefix_and_copy_the_block_that_one_sequence_rolls_back_into(
+    tiny_llama: TinyModel, load_engine: Callable[..., Engine]
+) -> None:
+    prompt = list(range(1, 33))
+    alone = load_engine(prefix_caching=False)
+    with ranks(tiny_llama.folder) as group:
+        group.answer()
+        group.ask({"steps": [[1, 0, prompt, 1]]})
+        group.ask({"publish": [1, prompt]})
+        assert group.ask({"start": [2, [*prompt, 40]]}) == 32
+        alone.start(1)
+        alone.start(2)
+        alone.forward([StepInput(one, 0, token_ids(prompt), 1) for one in (1, 2)])
+        for steps in (
+            [[2, 32, [40, 41], 2]],
+            [[1, 32, [50], 1], [2, 30, [60, 61], 2]],
+            [[1, 33, [3], 1], [2, 32, [4], 1]],
+        ):
+            expected = alone.forward([StepInput(one, first, token_ids(ids), rows) for one, first, ids, rows in steps])
+            torch.testing.assert_close(torch.tensor(group.ask({"steps": steps})), expected, atol=1e-5, rtol=0)
+        group.ask({"close": True})
+        assert group.follower.wait(timeout=5) == 0
+
+
 def test_a_follower_notices_at_once_that_rank_0_was_killed(tiny_llama: TinyModel) -> None:
     with ranks(tiny_llama.folder) as group:
         group.answer()

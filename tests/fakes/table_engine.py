@@ -9,6 +9,7 @@ import torch
 
 from workers.engine.engine import Engine
 from workers.engine.step import AcceptedPath, StepInput
+from workers.messages import TokenIds
 
 Table: TypeAlias = npt.NDArray[np.float32]
 """Logits of the next token by the last two tokens, [V, V, V]."""
@@ -25,6 +26,7 @@ class TableEngine:
     block_tokens = 16
     total_blocks = free_blocks = 1_000_000
     context_length = 1_000_000
+    prefix_caching = False
 
     def __init__(self, table: Table) -> None:
         self.vocabulary_size = table.shape[0]
@@ -44,9 +46,10 @@ class TableEngine:
         """How many sequences are known."""
         return len(self._tokens)
 
-    def start(self, sequence_id: int) -> None:
+    def start(self, sequence_id: int, known: TokenIds | None = None, salt: str | None = None) -> int:
         """See `Engine.start`."""
         self._tokens[sequence_id] = []
+        return 0
 
     def length(self, sequence_id: int) -> int | None:
         """See `Engine.length`."""

@@ -50,6 +50,7 @@ class HeldSequence:
 
     sampling: SamplingParams
     tokens: list[int] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)  # of them, what was found when the last step began
 
 
 @dataclass
@@ -57,7 +58,8 @@ class ScriptedWorker:
     """A link and the worker at its end. The state changes as messages are sent, in order; answers take `delay_s`.
 
     `troubles` gives what happens at which step (counted from 0 over the worker's lives); `every_step` at all others.
-    A `trusting` worker reads tokens that the toy target would not have drawn.
+    A `trusting` worker reads tokens that the toy target would not have drawn. One with `prefix_caching` remembers the
+    prefixes of whole blocks that it has read, as long as it lives.
     """
 
     worker_id: str
@@ -72,6 +74,9 @@ class ScriptedWorker:
     every_step: Trouble | None = None
     dead: bool = False
     trusting: bool = False
+    prefix_caching: bool = False
+    prefix_hits: int = 0
+    remembered: set[tuple[int, ...]] = field(default_factory=set)
     steps: int = 0
     held: dict[int, HeldSequence] = field(default_factory=dict)
     messages: list[WorkerRequest] = field(default_factory=list)
@@ -95,6 +100,7 @@ class ScriptedWorker:
         """Lose everything and answer nothing any more."""
         self.dead = True
         self.held.clear()
+        self.remembered.clear()
 
     def revive(self) -> None:
         """Start anew, with nothing."""
@@ -146,6 +152,7 @@ class ScriptedWorker:
             self.require(len(item.committed) > 0, "nothing to read")
             self.require((item.sampling is not None) == (item.first_position == 0), "sampling starts a sequence")
             self.require((item.prompt_tokens > 0) == (item.first_position == 0), "so does the length of its prompt")
+            self.require(item.prompt is None or item.first_position == 0, "all that is known, but not at the start")
             if item.sampling is not None:
                 self.held[item.sequence_id] = HeldSequence(item.sampling)
             held = self.held.get(item.sequence_id)
@@ -153,11 +160,37 @@ class ScriptedWorker:
                 continue
             del held.tokens[item.first_position :]
             held.tokens += [int(token) for token in item.committed]
+            held.cached = self._found(item)
+            if len(held.cached) > len(held.tokens):
+                held.tokens = list(held.cached)
+            self._remember(held.tokens)
             for position, token in enumerate(held.tokens):
                 right = token < FIRST_TOY_OUTPUT or token == toy_next(held.tokens[:position], held.sampling)
                 self.require(self.trusting or right, f"token {token} at position {position} was never committed")
             followed[item.sequence_id] = held
         return followed
+
+    def _found(self, item: ProposeItem | VerifyItem) -> list[int]:
+        """The longest remembered prefix of the sequence that leaves a token to read."""
+        if item.prompt is None or not self.prefix_caching:
+            return []
+        known: list[int] = item.prompt.tolist()
+        self.require(known[: len(item.committed)] == item.committed.tolist(), "what is read is not what is known")
+        lengths = range(0, len(known), self.block_tokens)
+        found = known[: max((length for length in lengths if tuple(known[:length]) in self.remembered), default=0)]
+        self.prefix_hits += len(found)
+        return found
+
+    def _remember(self, tokens: list[int]) -> None:
+        if self.prefix_caching:
+            whole = range(self.block_tokens, len(tokens) + 1, self.block_tokens)
+            self.remembered.update(tuple(tokens[:length]) for length in whole)
+
+    @staticmethod
+    def cached_tokens(item: ProposeItem | VerifyItem, held: HeldSequence | None) -> int | None:
+        """What the answer says of it: how much is held, where that is more than was sent."""
+        sent = item.first_position + len(item.committed)
+        return len(held.cached) if held is not None and len(held.cached) >= sent else None
 
     def check_room(self) -> None:
         """Raise if the KV of the step does not fit."""
@@ -210,7 +243,7 @@ class ScriptedTarget(ScriptedWorker):
             return VerifiedItem(item.sequence_id, epoch, fault="its logits are not finite")
         scored = self._scored(item, held)
         if not item.sample:
-            return VerifiedItem(item.sequence_id, epoch, scored=scored)
+            return VerifiedItem(item.sequence_id, epoch, scored=scored, cached_tokens=self.cached_tokens(item, held))
         base = item.first_position + len(item.committed)
         children = self._children(item.proposal)
         del held.tokens[base:]
@@ -289,6 +322,9 @@ class ScriptedDrafter(ScriptedWorker):
                 drafts = held.tokens[base:]
                 held.tokens.pop()
             proposal = Proposal(token_ids([FIRST_TOY_OUTPUT] * 9 if epochs_late else drafts))
-            answers.append(ProposedItem(item.sequence_id, item.epoch - epochs_late, proposal, lost=held is None))
+            cached = self.cached_tokens(item, held)
+            answers.append(
+                ProposedItem(item.sequence_id, item.epoch - epochs_late, proposal, held is None, cached_tokens=cached)
+            )
         self.check_room()
         return ProposeResponse(tuple(answers), compute_ms=1.0)

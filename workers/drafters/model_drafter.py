@@ -36,15 +36,18 @@ class ModelDrafter:
         """See `Drafter.propose`. A chain ends early where the drafter's context does."""
         began = time.perf_counter()
         fitting = [item for item in request.items if self._fits(item)]
-        known = [item for item in fitting if self._followed.accept(item)]
+        known = [accepted for item in fitting if (accepted := self._followed.accept(item)) is not None]
         lost = {item.sequence_id for item in fitting} - {item.sequence_id for item in known}
-        chains = self._draft(known) if known else {}
+        chains = self._draft([item for item in known if len(item.committed)])
+        # Of these more is cached than was sent, and there is nothing to draft after yet.
+        cached = {item.sequence_id: item.first_position for item in known if not len(item.committed)}
         answers = tuple(
             ProposedItem(
                 item.sequence_id,
                 item.epoch,
                 chains[item.sequence_id].proposal() if item.sequence_id in chains else NO_PROPOSAL,
                 lost=item.sequence_id in lost,
+                cached_tokens=cached.get(item.sequence_id),
             )
             for item in request.items
         )
@@ -73,14 +76,24 @@ class ModelDrafter:
             logits = self._followed.read(inputs)
             if not drafting:
                 break
+            begun = [chain for chain in drafting if not chain.tokens]
             runs = [self._followed.run(chain.item.sequence_id, chain.next_position, positions=1) for chain in drafting]
             drawn = extend_chains(drafting, logits, runs)
+            for chain in begun:
+                self._share(chain)
             drafting = [chain for chain in drawn if self._continues(chain)]
             inputs = [
                 StepInput(chain.item.sequence_id, chain.next_position - 1, token_ids(chain.tokens[-1:]), logit_rows=1)
                 for chain in drafting
             ]
         return chains
+
+    def _share(self, chain: Chain) -> None:
+        """Let later sequences begin with what was read of the commits, unless nothing could be drawn behind them."""
+        if chain.tokens:
+            self._followed.publish(chain.item.sequence_id, chain.next_position - len(chain.tokens))
+        else:
+            self._followed.withdraw(chain.item.sequence_id)
 
     def _continues(self, chain: Chain) -> bool:
         """Whether another token is wanted, and the last one can still be read within the context."""

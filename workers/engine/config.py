@@ -10,7 +10,7 @@ class EngineConfig:
     `model` is a local folder, a GGUF file or a Hugging Face id. `dtype` is "float32", "bfloat16" or "float16".
     `device` is "auto" (CUDA where there is one, else the CPU) or a torch device. `kv_cache_gib` is the memory of this
     rank's KV pool. `max_context_tokens` caps the context below the model's own; `threads` sets torch's CPU threads of
-    the process.
+    the process. With `prefix_caching` the KV of a prompt is kept and shared with sequences that begin alike.
 
     `quantization` is of the linear layers: "none", "int8", "nf4", or for drafters "auto". Pickled weights are read, and
     code that comes with a model is run, only where `allow_pickled_weights` and `trust_remote_code` say so.
@@ -27,3 +27,4 @@ class EngineConfig:
     quantization: str = "none"
     allow_pickled_weights: bool = False
     trust_remote_code: bool = False
+    prefix_caching: bool = True

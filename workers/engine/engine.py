@@ -1,6 +1,7 @@
 """The engine: sequences in, logits out, over a paged KV pool."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -23,7 +24,7 @@ from workers.engine.tensor_parallel import (
     join,
 )
 from workers.errors import ConfigurationError, OutOfBlocksError
-from workers.messages import token_ids
+from workers.messages import TokenIds, WorkerStats, token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +35,21 @@ class Engine:
     Not safe to call from several threads. In a tensor-parallel group rank 0 is called, and the others `follow`.
     """
 
-    def __init__(self, loaded: LoadedModel, pool: KVPool, total_blocks: int, group: RankGroup | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pool: KVPool,
+        total_blocks: int,
+        group: RankGroup | None = None,
+        prefix_caching: bool = True,
+    ) -> None:
         self.group = group
+        self.prefix_caching = prefix_caching
         self._loaded = loaded
         self._pool = pool
         self._blocks = BlockPool(total_blocks)
         self._sequences: dict[int, SequenceCache] = {}
+        self._prefix_queries = self._prefix_hits = 0  # tokens looked up and found
         # A mask of four dimensions passes through transformers unread, and stops it from building one.
         self._no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=loaded.device)
 
@@ -57,7 +67,7 @@ class Engine:
             shape = loaded.kv_shape
             total_blocks = affordable_blocks(shape, config.kv_cache_gib, config.block_tokens, loaded.context_length)
             pool = KVPool.create(shape, total_blocks, config.block_tokens, loaded.device)
-            engine = cls(loaded, pool, total_blocks, group)
+            engine = cls(loaded, pool, total_blocks, group, config.prefix_caching)
             engine._try_out(config.model)
         except BaseException:
             if group is not None:
@@ -120,10 +130,42 @@ class Engine:
         path = self._loaded.tokenizer_file
         return None if path is None else path.read_text(encoding="utf-8")
 
-    def start(self, sequence_id: int) -> None:
-        """Make the sequence known and empty."""
+    def stats(self) -> WorkerStats:
+        """Return the current KV accounting."""
+        return WorkerStats(
+            self.sequences,
+            self.free_blocks,
+            self.total_blocks,
+            self._blocks.cached_blocks,
+            self._prefix_queries,
+            self._prefix_hits,
+        )
+
+    def start(self, sequence_id: int, known: TokenIds | None = None, salt: str | None = None) -> int:
+        """Make the sequence known; return how many tokens of it are cached already.
+
+        It is empty without `known`, and begins otherwise with the longest prefix of `known` int32 [n], but never all of
+        it, that was published with the same `salt`. Whole blocks only.
+        """
         self.release((sequence_id,))
-        self._sequences[sequence_id] = SequenceCache(self._blocks, self.block_tokens)
+        cache = self._sequences[sequence_id] = SequenceCache(self._blocks, self.block_tokens, salt)
+        if known is None or not self.prefix_caching:
+            return 0
+        self._prefix_queries += len(known)
+        self._prefix_hits += cache.adopt(known)
+        return cache.length
+
+    def publish(self, sequence_id: int, tokens: TokenIds) -> None:
+        """Let later sequences begin with the KV of `tokens` int32 [n], the first n of this sequence, n <= its length.
+
+        Their KV must be sound: what is not finite here would spoil every sequence that begins alike.
+        """
+        if self.prefix_caching:
+            self._known(sequence_id).publish(tokens)
+
+    def withdraw(self, sequence_id: int) -> None:
+        """Let no later sequence begin with KV that this sequence holds, wherever it came from."""
+        self._known(sequence_id).withdraw()
 
     def length(self, sequence_id: int) -> int | None:
         """Return how many tokens of the sequence are cached, or None when it is unknown."""
@@ -168,13 +210,15 @@ class Engine:
     def forward(self, inputs: Sequence[StepInput]) -> torch.Tensor:
         """Read the new tokens of all `inputs` in one pass and return the logits asked for.
 
-        Each sequence is first cut back to its `first_position`, which is the whole of a rollback. Returns float32
-        [sum of logit_rows, vocabulary_size] on the engine's device, rows in the order of inputs, then positions. It
-        is an inference tensor: use it out of place.
+        Each sequence is first cut back to its `first_position`, which is the whole of a rollback; only where that is
+        within a block that another sequence holds, too, the block is copied.
+
+        Returns float32 [sum of logit_rows, vocabulary_size] on the engine's device, rows in the order of inputs, then
+        positions. It is an inference tensor: use it out of place.
 
         Raises OutOfBlocksError, with nothing changed for any sequence, when the pool is short; ValueError, likewise,
         for an input that cannot be; LinkClosedError when the tensor-parallel group is broken. When the pass itself
-        fails, every sequence ends at its `first_position`.
+        fails, every sequence ends at its `first_position`, or at the block's start where a copy failed.
         """
         if self.group is not None and self.group.rank.rank != 0:
             raise ValueError("forward is called on rank 0 only")
@@ -184,12 +228,13 @@ class Engine:
         for item, cache in zip(inputs, caches, strict=True):
             cache.truncate(item.first_position)
         try:
+            self._own_tails(caches)
             for item, cache in zip(inputs, caches, strict=True):
                 cache.extend_to(item.first_position + len(item.token_ids))
             return self._run(pack_step(inputs, [cache.blocks for cache in caches]))
         except BaseException:
             for item, cache in zip(inputs, caches, strict=True):
-                cache.truncate(item.first_position)
+                cache.truncate(min(item.first_position, cache.length))
             raise
 
     def execute(self, step: PackedStep) -> torch.Tensor:
@@ -240,6 +285,21 @@ class Engine:
             except RuntimeError as error:
                 raise group_broken(error) from error
 
+    def _own_tails(self, caches: Sequence[SequenceCache]) -> None:
+        """Give each sequence a last block of its own, if it ends within one; whole blocks are copied, all at once."""
+        copied = [(cache, blocks) for cache in caches if (blocks := cache.own_tail()) is not None]
+        if not copied:
+            return
+        # [2, copies, block_tokens]: the old blocks' slots, and the new ones'.
+        first_slots = np.array([blocks for _, blocks in copied], dtype=np.int32).T * self.block_tokens
+        slots = first_slots[:, :, None] + np.arange(self.block_tokens, dtype=np.int32)
+        try:
+            self._move_everywhere(KVMoves(*slots.astype(np.int32).reshape(2, -1)))
+        except BaseException:
+            for cache, _ in copied:
+                cache.truncate(cache.length // self.block_tokens * self.block_tokens)
+            raise
+
     def _known(self, sequence_id: int) -> SequenceCache:
         cache = self._sequences.get(sequence_id)
         if cache is None:
@@ -251,14 +311,28 @@ class Engine:
         caches = [self._known(item.sequence_id) for item in inputs]
         if len({item.sequence_id for item in inputs}) < len(inputs):
             raise ValueError("a sequence appears twice in one step")
-        blocks_wanted = 0
         for item, cache in zip(inputs, caches, strict=True):
             self._check_input(item, cache)
-            end = item.first_position + len(item.token_ids)
-            blocks_wanted += blocks_for(end, self.block_tokens) - len(cache.blocks)
-        if blocks_wanted > self.free_blocks:
-            raise OutOfBlocksError(f"the step needs {blocks_wanted} more KV blocks and {self.free_blocks} are free")
+        self._check_room(inputs, caches)
         return caches
+
+    def _check_room(self, inputs: Sequence[StepInput], caches: Sequence[SequenceCache]) -> None:
+        """Count as the step will: sequences are cut back, then last blocks that others hold copied, then more taken."""
+        dropped: Counter[int] = Counter()
+        written: Counter[int] = Counter()
+        blocks_wanted = 0
+        for item, cache in zip(inputs, caches, strict=True):
+            kept = blocks_for(item.first_position, self.block_tokens)
+            dropped.update(cache.blocks[kept:])
+            if item.first_position % self.block_tokens:
+                written[cache.blocks[kept - 1]] += 1
+            blocks_wanted += blocks_for(item.first_position + len(item.token_ids), self.block_tokens) - kept
+        references = self._blocks.references
+        # Of those that write into a block and nobody else holds, the last one keeps it.
+        blocks_wanted += sum(min(count, references(block) - dropped[block] - 1) for block, count in written.items())
+        free = self.free_blocks + sum(references(block) == count for block, count in dropped.items())
+        if blocks_wanted > free:
+            raise OutOfBlocksError(f"the step needs {blocks_wanted} KV blocks and {free} are free")
 
     def _check_input(self, item: StepInput, cache: SequenceCache) -> None:
         count = len(item.token_ids)

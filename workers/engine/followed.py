@@ -1,7 +1,8 @@
 """The sequences a worker follows: who they are, how they sample, and whether a message continues them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ from workers.engine.token_history import TokenHistory
 from workers.errors import GrammarError
 from workers.messages import LogitRules, Proposal, ProposeItem, SamplingParams, VerifyItem, WorkerStats
 
+Item = TypeVar("Item", ProposeItem, VerifyItem)
+
 
 @dataclass(slots=True)
 class _Followed:
-    """A sequence; `history` is kept only where rules look at it."""
+    """A sequence; `history` is kept only where rules look at it, or where prefixes are cached."""
 
     sampling: SamplingParams
     prompt_tokens: int
@@ -37,14 +40,25 @@ class FollowedSequences:
         self._grammars = GrammarCompiler(engine.tokenizer_json)
         self._sequences: dict[int, _Followed] = {}
 
-    def accept(self, item: ProposeItem | VerifyItem) -> bool:
-        """Start the sequence if the item says so; return False if it continues one that is not known here."""
-        if item.sampling is not None:
-            self._engine.start(item.sequence_id)
-            self._sequences[item.sequence_id] = self._begin(item.sampling, item.prompt_tokens)
-            return True
-        length = self._engine.length(item.sequence_id)
-        return length is not None and length >= item.first_position
+    def accept(self, item: Item) -> Item | None:
+        """Start the sequence if the item says so; return None if it continues one that is not known here.
+
+        The item is returned without what is cached of its tokens already: `first_position` is the first to be read.
+        Where even more is cached, `committed` is empty, and `first_position` is how many tokens are.
+        """
+        if item.sampling is None:
+            length = self._engine.length(item.sequence_id)
+            return item if length is not None and length >= item.first_position else None
+        cached = self._engine.start(item.sequence_id, item.prompt, item.cache_salt)
+        followed = self._sequences[item.sequence_id] = self._begin(item.sampling, item.prompt_tokens)
+        if not cached or item.prompt is None:
+            return item
+        if self._keeps_history(followed):
+            followed.history.write(0, item.prompt[:cached])
+        return replace(item, first_position=cached, committed=item.committed[cached:])
+
+    def _keeps_history(self, followed: _Followed) -> bool:
+        return followed.rules is not None or self._engine.prefix_caching
 
     def _begin(self, sampling: SamplingParams, prompt_tokens: int) -> _Followed:
         if sampling.rules is None:
@@ -69,9 +83,22 @@ class FollowedSequences:
         logits = self._engine.forward(inputs)
         for item in inputs:
             followed = self._sequences[item.sequence_id]
-            if followed.rules is not None:
+            if self._keeps_history(followed):
                 followed.history.write(item.first_position, item.token_ids)
         return logits
+
+    def publish(self, sequence_id: int, tokens: int) -> None:
+        """Let later sequences begin with the KV of this one's first `tokens` tokens.
+
+        They are committed, or verified drafts, and a token was drawn behind them: so their KV is finite. Where the router
+        never hears of the verification, it rolls the sequence back, which leaves what was published as it is.
+        """
+        if self._engine.prefix_caching:
+            self._engine.publish(sequence_id, self._sequences[sequence_id].history.tokens[:tokens])
+
+    def withdraw(self, sequence_id: int) -> None:
+        """Let no later sequence begin with KV that this one holds; something is wrong with it."""
+        self._engine.withdraw(sequence_id)
 
     def sampling(self, sequence_id: int) -> SamplingParams:
         """Return the parameters that the sequence was started with."""
@@ -112,7 +139,7 @@ class FollowedSequences:
         self._engine.keep_paths(paths)
         for path in paths:
             followed = self._sequences[path.sequence_id]
-            if followed.rules is not None:
+            if self._keeps_history(followed):
                 kept = followed.history.tokens[path.first_position + path.nodes]
                 followed.history.write(path.first_position, kept)
 
@@ -140,4 +167,4 @@ class FollowedSequences:
 
     def stats(self) -> WorkerStats:
         """Return the current KV accounting."""
-        return WorkerStats(self._engine.sequences, self._engine.free_blocks, self._engine.total_blocks)
+        return self._engine.stats()

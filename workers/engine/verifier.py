@@ -30,8 +30,14 @@ class Verifier:
     def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Run one step; answers come in the order of the items."""
         began = time.perf_counter()
-        live = [item for item in request.items if self._followed.accept(item)]
-        answered = {answer.sequence_id: answer for answer in self._step(live)} if live else {}
+        live = [accepted for item in request.items if (accepted := self._followed.accept(item)) is not None]
+        unread = [item for item in live if len(item.committed)]
+        answered = {answer.sequence_id: answer for answer in self._step(unread)} if unread else {}
+        for item in live:
+            if not len(item.committed):
+                answered[item.sequence_id] = VerifiedItem(
+                    item.sequence_id, item.epoch, cached_tokens=item.first_position
+                )
         answers = tuple(
             answered.get(item.sequence_id) or VerifiedItem(item.sequence_id, item.epoch, lost=True)
             for item in request.items
@@ -55,7 +61,11 @@ class Verifier:
         outcomes = self._verify_coupled(logits, coupled) | self._verify_by_ratio(logits, by_ratio)
         self._followed.keep_paths(accepted_paths(coupled, outcomes))
         answers = [self._conclude(part, outcomes.get(part.item.sequence_id)) for part in parts]
-        return with_reports(logits, parts, outcomes, answers)
+        reported = with_reports(logits, parts, outcomes, answers)
+        for answer in reported:
+            if answer.fault is not None:
+                self._followed.withdraw(answer.sequence_id)
+        return reported
 
     def _verify_coupled(self, logits: torch.Tensor, parts: list[ItemRows]) -> Outcomes:
         if not parts:
@@ -96,7 +106,9 @@ class Verifier:
             return VerifiedItem(item.sequence_id, item.epoch, fault=fault)
         if INVALID_TOKEN in outcome.token_ids:
             return VerifiedItem(item.sequence_id, item.epoch, fault=self._fault(item.sequence_id))
-        self._engine.truncate(item.sequence_id, part.next_position + outcome.accepted)
+        verified_tokens = part.next_position + outcome.accepted
+        self._engine.truncate(item.sequence_id, verified_tokens)
+        self._followed.publish(item.sequence_id, verified_tokens)
         return VerifiedItem(item.sequence_id, item.epoch, outcome.accepted, outcome.token_ids)
 
     def _fault(self, sequence_id: int) -> str:

@@ -107,6 +107,8 @@ class GenerationRequest:
 
     With `logprobs` n, every token comes with its log-probability and the n likeliest tokens of its position (n may be
     0); None asks for nothing. `prompt_logprobs` asks for the same of the prompt's tokens.
+
+    KV is shared only with requests of the same `cache_salt`, so that nobody can time what others have sent.
     """
 
     request_id: str
@@ -118,6 +120,7 @@ class GenerationRequest:
     trace_context: dict[str, str] = field(default_factory=dict)
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

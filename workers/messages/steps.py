@@ -50,6 +50,10 @@ class ProposeItem:
     `sampling` and `prompt_tokens`, the length of the prompt, are set when `first_position` is 0 and start the sequence
     afresh; what is read beyond the prompt, in that message or later, is output.
 
+    `prompt` int32 may come with them: all that is known of the sequence, `committed` being its beginning. The worker
+    may then use what it has cached of other sequences with the same beginning and the same `cache_salt`, up to the last
+    token but one, instead of reading it. None asks it to read everything.
+
     With RATIO the drafts come from the drafter's own sparse q, which the proposal carries; with COUPLED from the noise
     that the target draws with.
     """
@@ -62,6 +66,8 @@ class ProposeItem:
     sampling: SamplingParams | None = None
     prompt_tokens: int = 0
     verification: Verification = Verification.COUPLED
+    prompt: TokenIds | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +79,16 @@ class ProposeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProposedItem:
-    """The drafter's answer for one sequence. `lost` means: unknown here, start again from position 0."""
+    """The drafter's answer for one sequence. `lost` means: unknown here, start again from position 0.
+
+    `cached_tokens` is set where the drafter holds more of the sequence than it was sent; see `ProposeItem.prompt`.
+    """
 
     sequence_id: int
     epoch: int
     proposal: Proposal = NO_PROPOSAL
     lost: bool = False
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +109,8 @@ class VerifyItem:
     The target forgets its KV entries from `first_position` on, reads `committed`, verifies `proposal`, and keeps the
     KV of what it accepted. With `sample` False (all but the last chunk of a prompt) it only reads.
     `sampling` and `prompt_tokens`, the length of the prompt, are set when `first_position` is 0 and start the sequence
-    afresh; what is read beyond the prompt, in that message or later, is output.
+    afresh; what is read beyond the prompt, in that message or later, is output. `prompt` and `cache_salt` may come with
+    them, as in `ProposeItem`.
 
     `logprobs` is the request's: that many of the likeliest tokens are reported with each token drawn, None for no
     report at all. `scored` int32 [s] is reported likewise: tokens of the prompt of which the i-th stands behind the
@@ -116,6 +127,8 @@ class VerifyItem:
     prompt_tokens: int = 0
     logprobs: int | None = None
     scored: TokenIds = field(default_factory=lambda: NO_TOKENS)
+    prompt: TokenIds | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,7 @@ class VerifiedItem:
     `token_ids`: the accepted drafts followed by the correction or bonus token, so `accepted` + 1 ids; empty for a
     prompt chunk. `lost`: unknown here, start again from position 0. `fault`: this sequence cannot go on, and why.
     `logprobs` and `scored` are the reports that the item asked for, of `token_ids` and of the item's `scored`.
+    `cached_tokens` is set where the target holds more of the sequence than it was sent; see `ProposeItem.prompt`.
     """
 
     sequence_id: int
@@ -142,6 +156,7 @@ class VerifiedItem:
     fault: str | None = None
     logprobs: TokenLogprobs | None = None
     scored: TokenLogprobs | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +184,18 @@ class StatsRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """KV accounting of one worker."""
+    """KV accounting of one worker.
+
+    `cached_blocks` hold prefixes that may be shared; those of them that no sequence holds count as free, too. Since it
+    was loaded the worker has looked up `prefix_cache_queries` tokens in them and found `prefix_cache_hits`.
+    """
 
     sequences: int
     free_blocks: int
     total_blocks: int
+    cached_blocks: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
 
 
 WorkerRequest: TypeAlias = ProposeRequest | VerifyRequest | ReleaseRequest | StatsRequest

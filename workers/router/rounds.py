@@ -101,6 +101,8 @@ def propose_items(
                 sampling=sequence.request.sampling if start == 0 else None,
                 prompt_tokens=len(sequence.request.prompt) if start == 0 else 0,
                 verification=sequence.request.speculation.verification or verification,
+                prompt=sequence.tokens(0, sequence.length) if start == 0 else None,
+                cache_salt=sequence.request.cache_salt if start == 0 else None,
             )
         )
     return {worker_id: ProposeRequest(tuple(items)) for worker_id, items in requests.items()}
@@ -143,7 +145,7 @@ def apply_proposed(plan: PlannedSequence, item: ProposeItem, answer: ProposedIte
     if answer.lost:
         sequence.drafter.restart()
         return NO_PROPOSAL
-    read_tokens = item.first_position + len(item.committed)
+    read_tokens = item.first_position + len(item.committed) if answer.cached_tokens is None else answer.cached_tokens
     fault = proposal_fault(answer.proposal, item.draft_tokens)
     if fault is not None:
         logger.warning("a proposal of %s is dropped: %s", sequence.drafter.worker_id, fault)
@@ -171,6 +173,8 @@ def verify_request(planned: Iterable[PlannedSequence], proposals: Mapping[int, P
                 prompt_tokens=len(sequence.request.prompt) if start == 0 else 0,
                 logprobs=sequence.request.logprobs,
                 scored=sequence.prompt_scores.to_score(start, plan.target_end),
+                prompt=sequence.cacheable_tokens if start == 0 else None,
+                cache_salt=sequence.request.cache_salt if start == 0 else None,
             )
         )
     return VerifyRequest(tuple(items))

@@ -46,6 +46,11 @@ class PromptScores:
         # Nothing stands before the first token that could say how likely it is.
         self._next_position = 1
 
+    @property
+    def pending(self) -> bool:
+        """Whether tokens of the prompt are to be scored yet, which takes the logits of every position."""
+        return self._wanted and self._next_position < len(self._prompt)
+
     def to_score(self, start: int, end: int) -> TokenIds:
         """Return the prompt tokens behind those at positions `start` to `end` - 1, or none if all were scored."""
         if not self._wanted or min(end + 1, len(self._prompt)) <= self._next_position:
@@ -99,18 +104,23 @@ class Sequence:
         """Tokens that may still be committed."""
         return len(self._tokens) - self._length
 
+    @property
+    def cacheable_tokens(self) -> TokenIds | None:
+        """What a target that starts the sequence may look up instead of reading it; None if it has to read it all."""
+        return None if self.prompt_scores.pending else self.tokens(0, self._length)
+
     def tokens(self, start: int, end: int) -> TokenIds:
         """Return a copy of the tokens at positions `start` to `end` - 1."""
         return self._tokens[start:end].copy()
 
     def read_by_target(self, end: int, verified: VerifiedItem) -> TokenChunk | None:
-        """The target's KV holds the tokens up to position `end` - 1; nothing was drawn. Return what there is to tell.
+        """The target's KV holds the tokens up to position `end` - 1, or what it says; nothing was drawn.
 
-        A sequence that may have no tokens at all ends when its prompt is read.
+        Return what there is to tell. A sequence that may have no tokens at all ends when its prompt is read.
         """
         scores = self.prompt_scores.take(self.target.cached_tokens, verified.scored)
         self.epoch += 1
-        self.target.cached_tokens = end
+        self.target.cached_tokens = end if verified.cached_tokens is None else verified.cached_tokens
         if end == self._length and self.remaining_tokens == 0:
             self.finish_reason = FinishReason.LENGTH
         elif scores is None:
