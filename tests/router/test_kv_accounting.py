@@ -37,11 +37,16 @@ async def cancel(task: asyncio.Task[Answer]) -> None:
         await task
 
 
+@pytest.mark.parametrize("blocks", [30, 4096])
 @pytest.mark.parametrize("running", [3, 64])
-def test_fifty_requests_of_all_lengths_of_which_ten_are_aborted_leave_nothing_behind(running: int) -> None:
+def test_b51_fifty_requests_of_all_lengths_of_which_ten_are_aborted_leave_nothing_behind(
+    running: int, blocks: int
+) -> None:
+    # The longest, 50 + 50 tokens, is 25 blocks: of 30, sequences are preempted again and again.
     asked = [request(length, 50, length) for length in range(1, 51)]
     aborted = set(range(2, 50, 5))
-    target, drafter = ScriptedTarget(), ScriptedDrafter(sometimes_right(70))
+    target = ScriptedTarget(total_blocks=blocks)
+    drafter = ScriptedDrafter(sometimes_right(70), total_blocks=blocks)
 
     async def abort_after(router: Router, number: int, chunks: int) -> None:
         partial = Answer()
@@ -58,6 +63,7 @@ def test_fifty_requests_of_all_lengths_of_which_ten_are_aborted_leave_nothing_be
             answers = await asyncio.gather(*tasks)
             for number, answer in zip(kept, answers, strict=True):
                 assert answer.tokens == plainly(asked[number])
+            assert ((await router.status()).totals.preemptions > 0) is (blocks == 30)
             await assert_nothing_is_left(router, target, drafter)
 
     run(test)
