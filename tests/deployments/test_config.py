@@ -110,3 +110,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_ray_is_told_of_as_many_cpus_as_the_workers_ask_for() -> None:
     config: LeadoutConfig = parse_config(arguments(target={"model": "m", "tensor_parallel_size": 16, "num_cpus": 4.0}))
     assert logical_cpus(config) >= 65
+
+
+def test_prefix_caching_is_on_unless_switched_off_for_a_worker() -> None:
+    drafters = [{"name": "draft", "model": "small", "prefix_caching": False}]
+    config = parse_config({"target": {"model": "large"}, "drafters": drafters})
+    assert config.target.engine_config().prefix_caching
+    assert not config.drafters[0].spec().engine.prefix_caching
