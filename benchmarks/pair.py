@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     prompts = held_out_prompts(16)
-    with running_service(tiny_pair_config()) as service:
+    # The same prompts come again and again; whoever came later would find them cached.
+    uncached = {"prefix_caching": False}
+    with running_service(tiny_pair_config(target=uncached, drafters=uncached)) as service:
         run_load(service, [completion_body(prompt, GREEDY, True, 16) for prompt in prompts[:8]], concurrency=4)
         report("pair", list(measure(service, prompts, repeats=1 if quick else 3, max_tokens=64)))
 

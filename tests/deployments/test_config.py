@@ -133,3 +133,10 @@ def test_a_gguf_file_is_found_in_the_project_too(tmp_path: Path, monkeypatch: py
     (tmp_path / "tiny.gguf").touch()
     monkeypatch.setattr("deployments.preflight.PROJECT_ROOT", tmp_path)
     assert resolve_models(parse_config({"target": {"model": "tiny.gguf"}})).target.model == str(tmp_path / "tiny.gguf")
+
+
+def test_prefix_caching_is_on_unless_switched_off_for_a_worker() -> None:
+    drafters = [{"name": "draft", "model": "small", "prefix_caching": False}]
+    config = parse_config({"target": {"model": "large"}, "drafters": drafters})
+    assert config.target.engine_config().prefix_caching
+    assert not config.drafters[0].spec().engine.prefix_caching

@@ -35,6 +35,14 @@ def refused(client: Any, **options: Any) -> str:
     return messages.pop()
 
 
+def test_cache_salt_reaches_the_router_and_must_be_a_short_string(client: Any, service: ScriptedService) -> None:
+    assert asked_by(client, service, cache_salt="tenant").cache_salt == "tenant"
+    assert service.requests[-1].cache_salt == "tenant"
+    assert asked_by(client, service, cache_salt=None).cache_salt is None
+    for salt in ("", "x" * 257, 5):
+        refused(client, cache_salt=salt)
+
+
 # --- ends ----------------------------------------------------------------------------------------------------
 
 

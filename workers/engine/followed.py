@@ -90,8 +90,8 @@ class FollowedSequences:
     def publish(self, sequence_id: int, tokens: int) -> None:
         """Let later sequences begin with the KV of this one's first `tokens` tokens.
 
-        They are committed, or verified drafts, and a token was drawn behind them: so their KV is finite. Where the router
-        never hears of the verification, it rolls the sequence back, which leaves what was published as it is.
+        They are committed, or verified drafts, and a token was drawn behind them: so their KV is finite. If the router
+        never hears of the verification and rolls the sequence back, nothing is found under a digest it does not have.
         """
         if self._engine.prefix_caching:
             self._engine.publish(sequence_id, self._sequences[sequence_id].history.tokens[:tokens])
