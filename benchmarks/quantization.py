@@ -61,6 +61,11 @@ def main() -> None:
             rows.append(Row(f"{case}: acceptance of a draft", acceptance, "share", bound=1.0))
             rows.append(Row(f"{case}: accepted length", length, "tokens", bound=5.0))
         del drafter
+        print(
+            f"{kind}: {', '.join(f'{row.value:.3f} {row.unit}' for row in rows if row.case.startswith(case))}",
+            flush=True,
+        )
+    del target
     rows += auto_rows(PairOptions(options.dtype, options.threads, "auto").drafter(str(options.drafter)))
     report("quantization", rows)
 
