@@ -107,19 +107,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     device = resolve_device(config.device)
     check_quantization(config, device)
     text_config = load_config(config.model, config.trust_remote_code)
-    _check_layers(config.model, text_config)
-    _check_unquantised(config, text_config)
-    embedding_size: int | None = getattr(text_config, "vocab_size", None)
-    if embedding_size is None:
-        raise ConfigurationError(f"model {config.model} ({text_config.model_type}) is not a language model")
-    vocabulary_size = tokenizer_size(config.model) or embedding_size
-    if vocabulary_size > embedding_size:
-        raise ConfigurationError(
-            f"model {config.model} has {embedding_size} logits for a tokenizer of {vocabulary_size} ids"
-        )
-    _, kv_heads, head_dim = attention_shape(text_config)
-    check_weight_files(config.model, config.allow_pickled_weights)
+    vocabulary_size, embedding_size = _check_model(config, text_config)
     check_memory(config.model, needed_bytes(config, device), available_bytes(device), config.kv_cache_gib)
+    _, kv_heads, head_dim = attention_shape(text_config)
     return LoadedModel(
         model=_load_weights(config, device),
         vocabulary_size=vocabulary_size,
@@ -134,6 +124,22 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
+def _check_model(config: EngineConfig, text_config: "PreTrainedConfig") -> tuple[int, int]:
+    """Refuse what the model's files already rule out; return the sizes of its vocabulary and of its embedding."""
+    _check_layers(config.model, text_config)
+    _check_unquantised(config, text_config)
+    check_weight_files(config.model, config.allow_pickled_weights)
+    embedding_size: int | None = getattr(text_config, "vocab_size", None)
+    if embedding_size is None:
+        raise ConfigurationError(f"model {config.model} ({text_config.model_type}) is not a language model")
+    vocabulary_size = tokenizer_size(config.model) or embedding_size
+    if vocabulary_size > embedding_size:
+        raise ConfigurationError(
+            f"model {config.model} has {embedding_size} logits for a tokenizer of {vocabulary_size} ids"
+        )
+    return vocabulary_size, embedding_size
+
+
 def tokenizer_size(model: str) -> int | None:
     """Return one more than the largest token id of the model's tokenizer, or None when it has no tokenizer."""
     path = model_file(model, "tokenizer.json")
@@ -146,14 +152,8 @@ def tokenizer_size(model: str) -> int | None:
     from transformers import AutoTokenizer
 
     try:
-        return (
-            max(
-                AutoTokenizer.from_pretrained(model_folder(model) or model, trust_remote_code=False)
-                .get_vocab()
-                .values()
-            )
-            + 1
-        )
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(model) or model, trust_remote_code=False)
+        return int(max(tokenizer.get_vocab().values())) + 1
     except (OSError, ValueError) as error:
         raise unknown_model(model, error) from error
 
