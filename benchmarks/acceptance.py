@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.acceptance_prompts import PROMPTS
 from benchmarks.harness import ROOT, Row, report
-from benchmarks.in_process import InProcessLink, registration
+from deployments.in_process import InProcessLink, registration
 from deployments.text import TextCodec
 from models.corpus import held_out_prompts
 from workers.decoding.detokenizer import IncrementalDetokenizer

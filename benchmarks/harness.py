@@ -7,7 +7,6 @@ import platform
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ import httpx
 import yaml
 from rich.console import Console
 from rich.table import Table
+
+from deployments.local_cluster import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 180.0
@@ -60,13 +61,6 @@ def tiny_pair_config(**sections: dict[str, Any]) -> dict[str, Any]:
         else:
             arguments[name] = arguments.get(name, {}) | values
     return config
-
-
-def free_port() -> int:
-    """Return a TCP port on 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from statistics import median
 import yaml
 
 from benchmarks.harness import ROOT, Row, report
-from benchmarks.in_process import InProcessLink, registration
 from deployments.config import LeadoutConfig, parse_config
+from deployments.in_process import InProcessLink, registration
 from deployments.preflight import resolve_models
 from deployments.text import TextCodec
 from models.corpus import held_out_prompts

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import ROOT, Row, report
-from benchmarks.in_process import InProcessLink, registration
+from deployments.in_process import InProcessLink, registration
 from deployments.text import TextCodec
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from benchmarks.in_process import InProcessLink, registration
 from deployments.http_app import ServingLimits, create_app
+from deployments.in_process import InProcessLink, registration
 from deployments.text import TextCodec
 from tests.engine.tiny_models import TinyModel, save_model
 from tests.engine.whole_rounds import noisy_copy

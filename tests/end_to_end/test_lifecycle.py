@@ -19,7 +19,8 @@ import pytest
 import yaml
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from benchmarks.harness import ROOT, Service, free_port, running_service, stop, tiny_pair_config
+from benchmarks.harness import ROOT, Service, running_service, stop, tiny_pair_config
+from deployments.local_cluster import free_port
 from tests.end_to_end.requests import SEEDED, TIMEOUT, ask_all, body, ids_of, stream
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.in_process import InProcessLink, registration
+from deployments.in_process import InProcessLink, registration
 from tests.engine.tiny_models import TinyModel
 from tests.fakes import byte_tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
