@@ -3,7 +3,7 @@
 Because every row has its own scale and integer sums do not round, a row's result does not depend on the rows beside
 it: a quantised target gives the same ids whether it reads one token or a block of drafts.
 
-bitsandbytes' INT8 also runs on the CPU, and torchao has a form of it; both were slower than bfloat16 there.
+bitsandbytes' INT8 also runs on the CPU, and was slower than bfloat16 there; torchao's was slower for a single row.
 The product is oneDNN's, the operator that torch's compiler emits for INT8 on the CPU.
 """
 
