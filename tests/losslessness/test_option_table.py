@@ -71,7 +71,8 @@ def test_an_option_means_the_same_with_and_without_drafts(client: TestClient, na
     options = {**OPTIONS[name], "temperature": temperature, "seed": 7}
     plain = ask(client, **options, **OFF)
     assert plain.usage["speculation"]["draft_tokens"] == 0
-    for drafter in DRAFTER_NOISE:
+    # At a temperature the drafter that is sometimes right meets all cases; benchmarks/options.py asks with all three.
+    for drafter in DRAFTER_NOISE if temperature == 0 else ["noisy"]:
         for stream in (False, True):
             drafted = ask(client, stream, **options, **drafted_by(drafter))
             assert_same(drafted, plain)
