@@ -23,9 +23,6 @@ from benchmarks.harness import ROOT, Service, running_service, stop, tiny_pair_c
 from deployments.local_cluster import free_port
 from tests.end_to_end.requests import SEEDED, TIMEOUT, ask_all, body, ids_of, stream
 
-# Services take the whole machine: they run one after the other, in one of the test processes.
-pytestmark = pytest.mark.xdist_group("end_to_end")
-
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll until `condition` holds; fail after `timeout_s`."""

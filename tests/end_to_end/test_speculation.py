@@ -9,9 +9,6 @@ import pytest
 from benchmarks.harness import Service, running_service, tiny_pair_config
 from tests.end_to_end.requests import GREEDY, SEEDED, TIMEOUT, ask_all, body, ids_of, stream
 
-# Services take the whole machine: they run one after the other, in one of the test processes.
-pytestmark = pytest.mark.xdist_group("end_to_end")
-
 SAMPLINGS = {"greedy": GREEDY, "seeded": SEEDED, "filtered": {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 7}}
 
 

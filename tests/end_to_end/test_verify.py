@@ -5,12 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks.harness import ROOT, Service
-
-# Services take the whole machine: they run one after the other, in one of the test processes.
-pytestmark = pytest.mark.xdist_group("end_to_end")
 
 
 def test_leadout_verify_finds_the_service_lossless(service: Service, prompts: list[str], tmp_path: Path) -> None:
