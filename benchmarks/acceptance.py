@@ -12,27 +12,20 @@ from pathlib import Path
 
 from benchmarks.acceptance_prompts import PROMPTS
 from benchmarks.harness import ROOT, Row, report
-from deployments.in_process import InProcessLink, registration
+from deployments.in_process import answer_all
 from deployments.text import TextCodec
 from models.corpus import held_out_prompts
-from workers.decoding.detokenizer import IncrementalDetokenizer
-from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.engine.verifier import Verifier
 from workers.messages import (
-    GenerationFailed,
     GenerationRequest,
     SamplingParams,
-    SpeculationOptions,
     SpeculationUsage,
     StopConditions,
     TokenIds,
     Verification,
-    WorkerRole,
 )
 from workers.router.config import RouterConfig
-from workers.router.router import Router
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 DRAFT_TOKENS = 4
@@ -74,30 +67,22 @@ def encode(codec: TextCodec, quick: bool, tiny: bool) -> list[Prompt]:
     return [Prompt(kind, codec.encode_chat([{"role": "user", "content": text}])) for kind, text in chosen]
 
 
-async def generate(
+def generate(
     pair: Pair, prompts: Sequence[Prompt], temperature: float, verification: Verification, max_tokens: int
 ) -> list[SpeculationUsage]:
     """Answer all prompts at once, EOS ignored, and return what speculation did for each."""
     config = RouterConfig(DRAFT_TOKENS, verification, propose_deadline_s=600.0, verify_deadline_s=600.0)
-    router = Router(config, lambda prompt: IncrementalDetokenizer(pair.codec.backend, prompt.tolist()))
-    await router.register(registration(WorkerRole.TARGET, pair.target), InProcessLink(Verifier(pair.target)))
-    await router.register(registration(WorkerRole.DRAFT, pair.drafter), InProcessLink(ModelDrafter(pair.drafter)))
-
-    async def answer(index: int, prompt: Prompt) -> SpeculationUsage:
-        sampling = SamplingParams(temperature=temperature, seed=index)
-        asked = GenerationRequest(
-            str(index), prompt.token_ids, sampling, StopConditions(max_tokens), SpeculationOptions(), timeout_s=36_000
+    requests = [
+        GenerationRequest(
+            str(index),
+            prompt.token_ids,
+            SamplingParams(temperature=temperature, seed=index),
+            StopConditions(max_tokens),
+            timeout_s=36_000,
         )
-        async for event in router.generate(asked):
-            if isinstance(event, GenerationFailed):
-                raise RuntimeError(event.message)
-            if event.usage is not None:
-                return event.usage
-        raise RuntimeError("a generation ended without usage")
-
-    usages = await asyncio.gather(*(answer(index, prompt) for index, prompt in enumerate(prompts)))
-    await router.close()
-    return list(usages)
+        for index, prompt in enumerate(prompts)
+    ]
+    return asyncio.run(answer_all(pair.target, pair.drafter, pair.codec, config, requests))
 
 
 def rows_of(case: str, prompts: Sequence[Prompt], usages: Sequence[SpeculationUsage]) -> list[Row]:
@@ -133,9 +118,8 @@ def main() -> None:
     rows = []
     for temperature in TEMPERATURES:
         for verification in Verification:
-            usages = asyncio.run(
-                generate(pair, prompts, temperature, verification, max_tokens=32 if options.quick else 64)
-            )
+            max_tokens = 32 if options.quick else 64
+            usages = generate(pair, prompts, temperature, verification, max_tokens)
             name = "tiny-code" if options.target == TINY / "target" else options.target.name
             case = f"{name}, {len(prompts)} prompts, temperature {temperature:g}, {verification}"
             rows += rows_of(case, prompts, usages)

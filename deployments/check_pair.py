@@ -7,13 +7,11 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from deployments.in_process import InProcessLink, registration
+from deployments.in_process import answer_all
 from deployments.pair_prompts import BEGINNINGS, QUESTIONS
 from deployments.text import TextCodec
-from workers.decoding.detokenizer import IncrementalDetokenizer
-from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.auto_quantization import load_drafter
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
@@ -21,21 +19,16 @@ from workers.engine.loading import load_config, needed_bytes, resolve_device
 from workers.engine.memory import available_bytes
 from workers.engine.pair import PairRow
 from workers.engine.step import StepInput
-from workers.engine.verifier import Verifier
-from workers.errors import ConfigurationError, InvalidRequestError, LeadoutError
+from workers.errors import ConfigurationError, InvalidRequestError
 from workers.messages import (
-    GenerationFailed,
     GenerationRequest,
     SamplingParams,
-    SpeculationOptions,
     SpeculationUsage,
     StopConditions,
     TokenIds,
-    WorkerRole,
     token_ids,
 )
 from workers.router.config import RouterConfig
-from workers.router.router import Router
 
 DRAFT_LENGTHS = (1, 2, 4, 8)
 MEASURED_DRAFT_TOKENS = 4
@@ -68,14 +61,7 @@ class PairOptions:
 
     def drafter(self, model: str) -> EngineConfig:
         """Return the drafter's engine configuration."""
-        return EngineConfig(
-            model,
-            self.dtype,
-            kv_cache_gib=_KV_CACHE_GIB,
-            max_context_tokens=_CONTEXT_TOKENS,
-            threads=self.threads,
-            quantization=self.quantization,
-        )
+        return replace(self.target(model), quantization=self.quantization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +141,9 @@ def answer_prompts(target: Engine, drafter: Engine, codec: TextCodec, max_tokens
     """
     limit = min(target.context_length, drafter.context_length) // 2
     prompts = [prompt[:limit] for prompt in _prompts(codec)]
-    return _summary(asyncio.run(_generate(target, drafter, codec, prompts, max_tokens)))
+    config = RouterConfig(MEASURED_DRAFT_TOKENS, propose_deadline_s=_DEADLINE_S, verify_deadline_s=_DEADLINE_S)
+    requests = _requests(target, codec, prompts, max_tokens)
+    return _summary(asyncio.run(answer_all(target, drafter, codec, config, requests)))
 
 
 def _step_ms(engine: Engine, new_tokens: int) -> float:
@@ -182,36 +170,20 @@ def _prompts(codec: TextCodec) -> list[TokenIds]:
         return [codec.encode(text) for text in BEGINNINGS]
 
 
-async def _generate(
-    target: Engine, drafter: Engine, codec: TextCodec, prompts: Sequence[TokenIds], max_tokens: int
-) -> list[SpeculationUsage]:
-    """Answer all prompts at once, greedily, and return what speculation did for each."""
-    config = RouterConfig(MEASURED_DRAFT_TOKENS, propose_deadline_s=_DEADLINE_S, verify_deadline_s=_DEADLINE_S)
-    router = Router(config, lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()))
-    await router.register(registration(WorkerRole.TARGET, target, "target"), InProcessLink(Verifier(target)))
-    await router.register(registration(WorkerRole.DRAFT, drafter, "drafter"), InProcessLink(ModelDrafter(drafter)))
-
-    async def answer(index: int, prompt: TokenIds) -> SpeculationUsage:
-        room = target.context_length - len(prompt) - 1
-        asked = GenerationRequest(
+def _requests(
+    target: Engine, codec: TextCodec, prompts: Sequence[TokenIds], max_tokens: int
+) -> list[GenerationRequest]:
+    """Return greedy requests, as long as the context allows."""
+    return [
+        GenerationRequest(
             str(index),
             prompt,
             SamplingParams(temperature=0.0, seed=index),
-            StopConditions(min(max_tokens, room), codec.end_token_ids),
-            SpeculationOptions(),
+            StopConditions(min(max_tokens, target.context_length - len(prompt) - 1), codec.end_token_ids),
             timeout_s=_REQUEST_TIMEOUT_S,
         )
-        async for event in router.generate(asked):
-            if isinstance(event, GenerationFailed):
-                raise LeadoutError(event.message)
-            if event.usage is not None:
-                return event.usage
-        raise LeadoutError("a generation ended without usage")
-
-    try:
-        return list(await asyncio.gather(*(answer(index, prompt) for index, prompt in enumerate(prompts))))
-    finally:
-        await router.close()
+        for index, prompt in enumerate(prompts)
+    ]
 
 
 def _summary(usages: Sequence[SpeculationUsage]) -> tuple[float, float]:

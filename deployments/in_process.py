@@ -2,13 +2,20 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 
+from deployments.text import TextCodec
+from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
+from workers.errors import LeadoutError
 from workers.messages import (
+    GenerationFailed,
+    GenerationRequest,
     ProposeRequest,
     ReleaseRequest,
+    SpeculationUsage,
     StatsRequest,
     VerifyRequest,
     WorkerRegistration,
@@ -16,6 +23,8 @@ from workers.messages import (
     WorkerResponse,
     WorkerRole,
 )
+from workers.router.config import RouterConfig
+from workers.router.router import Router
 
 
 class InProcessLink:
@@ -53,3 +62,25 @@ def registration(role: WorkerRole, engine: Engine, name: str = "tiny") -> Worker
         engine.block_tokens,
         engine.total_blocks,
     )
+
+
+async def answer_all(
+    target: Engine, drafter: Engine, codec: TextCodec, config: RouterConfig, requests: Sequence[GenerationRequest]
+) -> list[SpeculationUsage]:
+    """Answer all requests at once and return what speculation did for each. Raises LeadoutError if one fails."""
+    router = Router(config, lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()))
+    await router.register(registration(WorkerRole.TARGET, target, "target"), InProcessLink(Verifier(target)))
+    await router.register(registration(WorkerRole.DRAFT, drafter, "drafter"), InProcessLink(ModelDrafter(drafter)))
+
+    async def answer(request: GenerationRequest) -> SpeculationUsage:
+        async for event in router.generate(request):
+            if isinstance(event, GenerationFailed):
+                raise LeadoutError(event.message)
+            if event.usage is not None:
+                return event.usage
+        raise LeadoutError("a generation ended without usage")
+
+    try:
+        return list(await asyncio.gather(*map(answer, requests)))
+    finally:
+        await router.close()

@@ -22,11 +22,13 @@ from workers.messages import (
     LogitRules,
     SamplingParams,
     TokenChunk,
+    VerifyItem,
     VerifyRequest,
     WorkerRequest,
     WorkerResponse,
     WorkerRole,
     WorkerStats,
+    token_ids,
 )
 from workers.router.config import RouterConfig
 from workers.router.router import Router
@@ -228,3 +230,16 @@ def test_a_sequence_that_moves_to_another_target_looks_up_its_answer_there_too(l
     assert tokens_of(events) == plain[0].ids
     assert stats.prefix_cache_hits == 64
     assert stats.prefix_cache_queries == len(PREFIX) + len(PREFIX) + 4
+
+
+def test_a_step_is_as_long_as_what_it_reads_not_as_what_it_finds(load_engine: LoadEngine) -> None:
+    """Step times are fitted to these numbers; prompts that were found would make reading look cheap."""
+    verifier, prompt = Verifier(load_engine()), token_ids(PREFIX)
+
+    def read(sequence_id: int, chunk: int) -> int:
+        item = VerifyItem(
+            sequence_id, 0, 0, prompt[:chunk], sample=chunk == 70, sampling=GREEDY, prompt_tokens=70, prompt=prompt
+        )
+        return verifier.verify(VerifyRequest((item,))).read_tokens
+
+    assert [read(1, 70), read(2, 70), read(3, 32)] == [70, 6, 0]

@@ -231,7 +231,7 @@ class ScriptedTarget(ScriptedWorker):
         self.check_room()
         answers = (self._verified(item, followed.get(item.sequence_id), epochs_late) for item in message.items)
         tokens = sum(len(item.committed) + len(item.proposal) for item in message.items)
-        return VerifyResponse(tuple(answers), compute_ms=1.0 + tokens * self.token_ms)
+        return VerifyResponse(tuple(answers), compute_ms=1.0 + tokens * self.token_ms, read_tokens=tokens)
 
     def _verified(self, item: VerifyItem, held: HeldSequence | None, epochs_late: int) -> VerifiedItem:
         epoch = item.epoch - epochs_late

@@ -24,6 +24,8 @@ from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.messages import (
     FinishReason,
     GenerationRequest,
+    Grammar,
+    GrammarKind,
     LogitRules,
     OnlineCheckTotals,
     Proposal,
@@ -78,11 +80,14 @@ def test_answers_that_stopped_early_are_checked_to_their_end_and_no_further() ->
     assert run(test).checked == 1
 
 
+SECRET = Grammar(GrammarKind.REGEX, "what only the client knows")
+
+
 def test_an_answer_that_drafts_changed_is_reported_with_its_place_and_both_ids(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked = request(number=3, max_tokens=30)
-    asked = replace(asked, sampling=replace(asked.sampling, rules=LogitRules(presence_penalty=0.5)))
+    asked = replace(asked, sampling=replace(asked.sampling, rules=LogitRules(presence_penalty=0.5, grammar=SECRET)))
     workers = SwayedTarget(sways_at=15), ScriptedDrafter(trusting=True)
 
     async def test() -> tuple[Answer, OnlineCheckTotals]:
@@ -103,6 +108,7 @@ def test_an_answer_that_drafts_changed_is_reported_with_its_place_and_both_ids(
     assert f"id {answer.tokens[place]} with drafts, id {right[place]} without" in line
     assert "seed=3" in line and "presence_penalty=0.5" in line
     assert "\n" not in line and str(asked.prompt.tolist()) not in line
+    assert "regex" in line and SECRET.source not in line
 
 
 def test_an_answer_that_drafts_ended_too_early_differs_at_its_last_token() -> None:

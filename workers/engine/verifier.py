@@ -42,7 +42,8 @@ class Verifier:
             answered.get(item.sequence_id) or VerifiedItem(item.sequence_id, item.epoch, lost=True)
             for item in request.items
         )
-        return VerifyResponse(answers, compute_ms=(time.perf_counter() - began) * 1e3)
+        read_tokens = sum(len(item.committed) + len(item.proposal) for item in unread)
+        return VerifyResponse(answers, (time.perf_counter() - began) * 1e3, read_tokens)
 
     def release(self, sequence_ids: Iterable[int] | None) -> None:
         """Forget these sequences (None: all) and free their KV blocks; unknown ids are ignored."""

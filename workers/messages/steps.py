@@ -161,10 +161,14 @@ class VerifiedItem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResponse:
-    """Answers in the order of the request, and how long the target computed."""
+    """Answers in the order of the request, how long the target computed, and for how many tokens.
+
+    `read_tokens` counts commits and drafts, but not what was cached of other sequences.
+    """
 
     items: tuple[VerifiedItem, ...]
     compute_ms: float
+    read_tokens: int
 
 
 # --- router <-> either worker -------------------------------------------------------------------------------

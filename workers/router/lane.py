@@ -105,9 +105,8 @@ class Lane:
         began = time.perf_counter()
         response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
         clock.verified((time.perf_counter() - began) * 1e3, response.compute_ms)
-        self._step_times.observe(
-            sum(len(item.committed) + len(item.proposal) for item in request.items), response.compute_ms
-        )
+        if response.read_tokens:
+            self._step_times.observe(response.read_tokens, response.compute_ms)
         for plan, verified in zip(live, response.items, strict=True):
             self._apply(plan, verified, proposals.get(verified.sequence_id, NO_PROPOSAL))
         if for_clients:

@@ -13,6 +13,7 @@ from workers.messages import (
     GenerationFailed,
     GenerationRequest,
     OnlineCheckTotals,
+    SamplingParams,
     SpeculationOptions,
     SpeculationUsage,
     TokenIds,
@@ -29,6 +30,14 @@ def is_chosen(request_id: str, share: float) -> bool:
     """Whether the request is among the share (0 to 1) to check: a hash of its id, the same in every process."""
     digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
+
+
+def _without_texts(sampling: SamplingParams) -> SamplingParams:
+    """A schema or an expression is the client's text."""
+    if sampling.rules is None or sampling.rules.grammar is None:
+        return sampling
+    grammar = replace(sampling.rules.grammar, source="...")
+    return replace(sampling, rules=replace(sampling.rules, grammar=grammar))
 
 
 def is_comparable(request: GenerationRequest, usage: SpeculationUsage, deployment_verification: Verification) -> bool:
@@ -184,7 +193,7 @@ class OnlineChecks:
                 "none" if difference.second is None else difference.second,
                 check.drafter,
                 len(check.request.prompt),
-                check.request.sampling,
+                _without_texts(check.request.sampling),
             )
 
     def _drop_late(self) -> None:
