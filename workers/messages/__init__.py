@@ -31,6 +31,11 @@ from workers.messages.service import (
 )
 from workers.messages.steps import (
     NO_PROPOSAL,
+    Branch,
+    DraftAheadItem,
+    DraftAheadRequest,
+    DraftAheadResponse,
+    DraftedAheadItem,
     Proposal,
     ProposedItem,
     ProposeItem,
@@ -52,6 +57,11 @@ __all__ = [
     "BANNING_BIAS",
     "NO_PROPOSAL",
     "NO_TOKENS",
+    "Branch",
+    "DraftAheadItem",
+    "DraftAheadRequest",
+    "DraftAheadResponse",
+    "DraftedAheadItem",
     "FinishReason",
     "Float32s",
     "GenerationEvent",

@@ -28,11 +28,15 @@ class Proposal:
     of each node's parent, which comes before it, or -1 for children of the last committed token; siblings differ.
 
     `q` is set where the drafts, a chain, are to be verified by ratio: each was drawn from its row.
+
+    `confidence` float32 [k] is the drafter's estimate, for each draft of a chain, that it is accepted if those before
+    it are; None where the drafter makes none.
     """
 
     token_ids: TokenIds
     parents: TokenIds | None = None
     q: SparseProbabilities | None = None
+    confidence: Float32s | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -56,6 +60,9 @@ class ProposeItem:
 
     With RATIO the drafts come from the drafter's own sparse q, which the proposal carries; with COUPLED from the noise
     that the target draws with.
+
+    A chain ends early, but not before its first draft, where the drafter estimates the probability that all of it is
+    accepted at less than `least_confidence`; see `Proposal.confidence`.
     """
 
     sequence_id: int
@@ -68,6 +75,7 @@ class ProposeItem:
     verification: Verification = Verification.COUPLED
     prompt: TokenIds | None = None
     cache_salt: str | None = None
+    least_confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,64 @@ class ProposeResponse:
     compute_ms: float
 
 
+# --- router <-> drafter, while the target verifies ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAheadItem:
+    """A sequence whose chain is being verified, and how far to draft beyond what may come of that.
+
+    `first_position` and `committed` are as in `ProposeItem`; behind them the target verifies `drafts`, whoever proposed
+    them. The drafter takes the likeliest outcomes, `branches` of them at most, and drafts `draft_tokens` behind each.
+    """
+
+    sequence_id: int
+    epoch: int
+    first_position: int
+    committed: TokenIds
+    drafts: TokenIds
+    draft_tokens: int
+    branches: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAheadRequest:
+    """One cohort's drafting ahead. Sequences that the drafter does not know are answered with `lost`."""
+
+    items: tuple[DraftAheadItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """If `accepted` of the drafts are accepted and followed by `token_id`, `proposal` is what to verify next.
+
+    `probability` is the drafter's estimate that it comes so.
+    """
+
+    accepted: int
+    token_id: int
+    proposal: Proposal
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedAheadItem:
+    """The branches of one sequence, likeliest first. The drafter has read commits and drafts, unless it is `lost`."""
+
+    sequence_id: int
+    epoch: int
+    branches: tuple[Branch, ...] = ()
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAheadResponse:
+    """Answers in the order of the request, and how long the drafter computed."""
+
+    items: tuple[DraftedAheadItem, ...]
+    compute_ms: float
+
+
 # --- router <-> target --------------------------------------------------------------------------------------
 
 
@@ -115,6 +181,8 @@ class VerifyItem:
     `logprobs` is the request's: that many of the likeliest tokens are reported with each token drawn, None for no
     report at all. `scored` int32 [s] is reported likewise: tokens of the prompt of which the i-th stands behind the
     i-th of `committed`.
+
+    Where the proposal is empty, the target looks up to `lookup_tokens` drafts up in what it has of the sequence itself.
     """
 
     sequence_id: int
@@ -129,6 +197,7 @@ class VerifyItem:
     scored: TokenIds = field(default_factory=lambda: NO_TOKENS)
     prompt: TokenIds | None = None
     cache_salt: str | None = None
+    lookup_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +215,7 @@ class VerifiedItem:
     prompt chunk. `lost`: unknown here, start again from position 0. `fault`: this sequence cannot go on, and why.
     `logprobs` and `scored` are the reports that the item asked for, of `token_ids` and of the item's `scored`.
     `cached_tokens` is set where the target holds more of the sequence than it was sent; see `ProposeItem.prompt`.
+    `looked_up` counts the drafts that the target proposed itself; see `VerifyItem.lookup_tokens`.
     """
 
     sequence_id: int
@@ -157,6 +227,7 @@ class VerifiedItem:
     logprobs: TokenLogprobs | None = None
     scored: TokenLogprobs | None = None
     cached_tokens: int | None = None
+    looked_up: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,5 +273,5 @@ class WorkerStats:
     prefix_cache_hits: int = 0
 
 
-WorkerRequest: TypeAlias = ProposeRequest | VerifyRequest | ReleaseRequest | StatsRequest
-WorkerResponse: TypeAlias = ProposeResponse | VerifyResponse | WorkerStats
+WorkerRequest: TypeAlias = ProposeRequest | DraftAheadRequest | VerifyRequest | ReleaseRequest | StatsRequest
+WorkerResponse: TypeAlias = ProposeResponse | DraftAheadResponse | VerifyResponse | WorkerStats
