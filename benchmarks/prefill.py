@@ -1,8 +1,8 @@
 """How long streams stall while a long prompt arrives: read in pieces that fit their steps, against read at once.
 
 `make bench BENCH=prefill` (`QUICK=1`: fewer prompts) runs router, target and first drafter of a Serve config file in
-this process, without Ray and HTTP: the embedded pair, or `ARGS="--config FILE"`. Arrivals of both kinds take turns, so
-that drift of the machine cancels.
+this process, without Ray and HTTP: the embedded pair, or `ARGS="--config FILE --prompt-tokens N"`. Arrivals of both
+kinds take turns, so that drift of the machine cancels.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def load_pair(config: LeadoutConfig) -> Pair:
     """Load target and first drafter."""
     codec = TextCodec.load(config.target.model)
     drafter = Engine.load(config.drafters[0].engine_config()) if config.drafters else None
-    text = [token for prompt in held_out_prompts(200) for token in codec.encode(prompt).tolist()]
+    text = [token for prompt in held_out_prompts(400) for token in codec.encode(prompt).tolist()]
     return Pair(Engine.load(config.target.engine_config()), drafter, codec, token_ids(text))
 
 
@@ -115,9 +115,9 @@ async def _take(router: Router, asked: GenerationRequest, times_s: list[float]) 
         times_s.append(time.perf_counter())
 
 
-async def one_arrival(router: Router, pair: Pair, number: int, max_tokens: int) -> Arrival:
-    """Let a prompt of nearly the whole context arrive while the streams run; they end with it or before."""
-    arrival = Arrival()
+async def one_arrival(router: Router, pair: Pair, number: int, prompt_tokens: int) -> Arrival:
+    """Let a prompt arrive while the streams run; they may have half the context, so that they outlast it."""
+    arrival, max_tokens = Arrival(), pair.target.context_length // 2
     streams = [
         asyncio.create_task(_take(router, _asked(pair, number * 10 + index, STREAM_PROMPT_TOKENS, max_tokens), times))
         for index, times in enumerate(arrival.token_times_s)
@@ -126,21 +126,26 @@ async def one_arrival(router: Router, pair: Pair, number: int, max_tokens: int) 
         await asyncio.sleep(0)
     arrival.began_s = time.perf_counter()
     times: list[float] = []
-    await _take(router, _asked(pair, number * 10 + 5, pair.target.context_length - 1, 1), times)
+    await _take(router, _asked(pair, number * 10 + 5, prompt_tokens, 1), times)
     arrival.first_token_s = times[0]
-    await asyncio.gather(*streams)
+    while min(stream[-1] for stream in arrival.token_times_s) < arrival.first_token_s:
+        await asyncio.sleep(0)
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
     return arrival
 
 
-async def measure(pair: Pair, configs: dict[str, RouterConfig], repeats: int) -> dict[str, list[Arrival]]:
+async def measure(
+    pair: Pair, configs: dict[str, RouterConfig], prompt_tokens: int, repeats: int
+) -> dict[str, list[Arrival]]:
     """Return the arrivals of each configuration."""
     arrivals: dict[str, list[Arrival]] = {name: [] for name in configs}
-    max_tokens = pair.target.context_length // 2
     async with contextlib.AsyncExitStack() as stack:
         routers = {name: await stack.enter_async_context(serving(pair, config)) for name, config in configs.items()}
         for number in range(1, repeats + 1):
             for name, router in routers.items():
-                arrivals[name].append(await one_arrival(router, pair, number, max_tokens))
+                arrivals[name].append(await one_arrival(router, pair, number, prompt_tokens))
                 worst = max(arrivals[name][-1].gaps_ms(while_reading=True))
                 print(f"{name}, arrival {number}: worst gap {worst:.0f} ms", flush=True)
     return arrivals
@@ -166,6 +171,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--config", type=Path, default=ROOT / "deployments" / "tiny-code.yaml")
+    parser.add_argument("--prompt-tokens", type=int, help="of the prompt that arrives; default: nearly the context")
+    parser.add_argument("--repeats", type=int, help="prompts of each kind; default: 8, 2 with --quick")
     options = parser.parse_args()
     content = yaml.safe_load(options.config.read_text())
     config = resolve_models(parse_config(content["applications"][0]["args"]))
@@ -180,8 +187,10 @@ def main() -> None:
         prefill_latency_factor=limits.prefill_latency_factor,
     )
     configs = {"at once": at_once, f"in pieces, factor {limits.prefill_latency_factor:g}": in_pieces}
-    arrivals = asyncio.run(measure(pair, configs, repeats=2 if options.quick else 8))
-    print(f"prompt of {pair.target.context_length - 1} tokens", flush=True)
+    prompt_tokens = options.prompt_tokens or pair.target.context_length - 1
+    repeats = options.repeats or (2 if options.quick else 8)
+    arrivals = asyncio.run(measure(pair, configs, prompt_tokens, repeats))
+    print(f"prompt of {prompt_tokens} tokens", flush=True)
     report("prefill", list(rows_of(arrivals, limits.prefill_latency_factor)))
 
 

@@ -7,20 +7,21 @@ what a deployment would choose here, by its own measurement. `QUICK=1` answers w
 import argparse
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.harness import ROOT, Row, report
-from deployments.check_pair import PairOptions, answer_prompts
+from deployments.check_pair import MEASURED_DRAFT_TOKENS, PairOptions, answer_prompts
 from deployments.text import TextCodec
 from workers.engine.auto_quantization import CANDIDATES, step_ms, step_times
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.step import StepInput
 from workers.errors import LeadoutError
-from workers.messages import token_ids
+from workers.messages import TokenIds, token_ids
 
 TINY = ROOT / "models" / "tiny-code"
 BATCHES = (1, 8)
@@ -40,34 +41,47 @@ def main() -> None:
     options = parser.parse_args()
     pair_options = PairOptions(options.dtype, options.threads, max_tokens=16 if options.quick else 48)
     target = None if options.no_acceptance else Engine.load(pair_options.target(str(options.target)))
-    codec = TextCodec.load(str(options.target))
-    rows, plain = list[Row](), dict[int, float]()
-    for kind in CANDIDATES:
-        config = PairOptions(options.dtype, options.threads, kind).drafter(str(options.drafter))
-        try:
-            drafter = Engine.load(config)
-        except LeadoutError as error:
-            print(f"{kind}: {error}", flush=True)
-            continue
-        case = f"{options.drafter.name}, {options.dtype}, {options.threads} threads, {kind}"
-        for batch in BATCHES:
-            duration = measured_step_ms(drafter, batch)
-            plain.setdefault(batch, duration)
-            label = f"{case}: step of {batch} sequences"
-            rows.append(Row(label, duration, "ms", bound=plain[batch], ratio=duration / plain[batch]))
-        rows.append(Row(f"{case}: weights", weights_mib(drafter), "MiB"))
-        if target is not None:
+    drafters = load_forms(options)
+    case = f"{options.drafter.name}, {options.dtype}, {options.threads} threads"
+    times = {batch: times_in_turn(drafters, batch) for batch in BATCHES}
+    rows = [
+        Row(f"{case}, {kind}: step of {batch} sequences", ms, "ms", bound=forms["none"], ratio=ms / forms["none"])
+        for batch, forms in times.items()
+        for kind, ms in forms.items()
+    ]
+    rows += [Row(f"{case}, {kind}: weights", weights_mib(drafter), "MiB") for kind, drafter in drafters.items()]
+    if target is not None:
+        codec = TextCodec.load(str(options.target))
+        verify_ms = times_in_turn({"target": target}, 1, MEASURED_DRAFT_TOKENS + 1)["target"]
+        rows.append(Row(f"target: verification of {MEASURED_DRAFT_TOKENS + 1} tokens", verify_ms, "ms"))
+        for kind, drafter in drafters.items():
             acceptance, length = answer_prompts(target, drafter, codec, pair_options.max_tokens)
-            rows.append(Row(f"{case}: acceptance of a draft", acceptance, "share", bound=1.0))
-            rows.append(Row(f"{case}: accepted length", length, "tokens", bound=5.0))
-        del drafter
-        print(
-            f"{kind}: {', '.join(f'{row.value:.3f} {row.unit}' for row in rows if row.case.startswith(case))}",
-            flush=True,
-        )
-    del target
+            print(f"{kind}: acceptance {acceptance:.3f}, accepted length {length:.3f}", flush=True)
+            round_s = (verify_ms + MEASURED_DRAFT_TOKENS * times[1][kind]) / 1e3
+            rows.append(Row(f"{case}, {kind}: acceptance of a draft", acceptance, "share", bound=1.0))
+            rows.append(Row(f"{case}, {kind}: accepted length", length, "tokens", bound=5.0))
+            rows.append(Row(f"{case}, {kind}: one sequence, by these times", length / round_s, "tokens/s"))
+        rows.append(Row(f"{case}: one sequence without drafts, by these times", plain_rate(target), "tokens/s"))
+    drafters.clear()
     rows += auto_rows(PairOptions(options.dtype, options.threads, "auto").drafter(str(options.drafter)))
     report("quantization", rows)
+
+
+def load_forms(options: argparse.Namespace) -> dict[str, Engine]:
+    """Load the drafter in all forms that work here, so that they can be timed in turn."""
+    drafters = {}
+    for kind in CANDIDATES:
+        try:
+            config = PairOptions(options.dtype, options.threads, kind).drafter(str(options.drafter))
+            drafters[kind] = Engine.load(config)
+        except LeadoutError as error:
+            print(f"{kind}: {error}", flush=True)
+    return drafters
+
+
+def plain_rate(target: Engine) -> float:
+    """Return the tokens per second of a target that decodes one sequence."""
+    return 1e3 / times_in_turn({"target": target}, 1)["target"]
 
 
 def auto_rows(config: EngineConfig) -> list[Row]:
@@ -77,20 +91,26 @@ def auto_rows(config: EngineConfig) -> list[Row]:
     return [Row(f"auto: {kind}{' (taken)' if kind == ordered[0] else ''}", times[kind], "ms") for kind in ordered]
 
 
-def measured_step_ms(engine: Engine, batch: int) -> float:
-    """Return the median milliseconds of a step of one new token for each of `batch` sequences."""
-    length = min(CONTEXT_TOKENS, engine.context_length - 1)
-    ids = token_ids([index % engine.vocabulary_size for index in range(length + 1)])
-    for sequence in range(batch):
-        engine.start(sequence)
-        engine.forward([StepInput(sequence, 0, ids[:length], 1)])
-    durations = []
+def times_in_turn(engines: Mapping[str, Engine], batch: int, new_tokens: int = 1) -> dict[str, float]:
+    """Return the median milliseconds of a step of `new_tokens` for each of `batch` sequences, engines taking turns."""
+    durations: dict[str, list[float]] = {name: [] for name in engines}
+    for engine in engines.values():
+        for sequence in range(batch):
+            engine.start(sequence)
+            engine.forward([StepInput(sequence, 0, _ids(engine, CONTEXT_TOKENS), 1)])
     for _ in range(REPEATS):
-        began = time.perf_counter()
-        engine.forward([StepInput(sequence, length, ids[length:], 1) for sequence in range(batch)]).cpu()
-        durations.append((time.perf_counter() - began) * 1e3)
-    engine.release(None)
-    return statistics.median(durations[1:])
+        for name, engine in engines.items():
+            ids = _ids(engine, new_tokens)
+            began = time.perf_counter()
+            engine.forward([StepInput(sequence, CONTEXT_TOKENS, ids, new_tokens) for sequence in range(batch)]).cpu()
+            durations[name].append((time.perf_counter() - began) * 1e3)
+    for engine in engines.values():
+        engine.release(None)
+    return {name: statistics.median(times[1:]) for name, times in durations.items()}
+
+
+def _ids(engine: Engine, count: int) -> TokenIds:
+    return token_ids([index % engine.vocabulary_size for index in range(count)])
 
 
 def weights_mib(engine: Engine) -> float:
