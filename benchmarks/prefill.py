@@ -82,7 +82,7 @@ def load_pair(config: LeadoutConfig) -> Pair:
     """Load target and first drafter."""
     codec = TextCodec.load(config.target.model)
     drafter = Engine.load(config.drafters[0].engine_config()) if config.drafters else None
-    text = [token for prompt in held_out_prompts(400) for token in codec.encode(prompt).tolist()]
+    text = [token for prompt in held_out_prompts(380) for token in codec.encode(prompt).tolist()]
     return Pair(Engine.load(config.target.engine_config()), drafter, codec, token_ids(text))
 
 
