@@ -56,7 +56,6 @@ NEUTRAL_IN_CHAT: NeutralValues = {
     "reasoning_effort": (),
     "verbosity": (),
     "store": (False,),
-    "metadata": ({},),
     "service_tier": ("auto", "default"),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),

@@ -37,6 +37,11 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = None
 
 
+MAX_METADATA = 16
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
 class SpeculationFields(StrictModel):
     """The extension `speculation`: how one request wants to be drafted for."""
 
@@ -77,6 +82,8 @@ class GenerationFields(StructuredFields):
     return_token_ids: bool = False
     # vLLM's extension: KV is shared only with requests that have the same salt.
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)
+    # `domain` names the class of traffic by which drafters are chosen; the rest is the client's own affair.
+    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=MAX_METADATA)
     # Accepted for the sake of clients that send them; they change nothing.
     user: str | None = None
     safety_identifier: str | None = None
@@ -100,6 +107,11 @@ class GenerationFields(StructuredFields):
     def token_limit(self) -> int | None:
         """The most tokens the client wants; None leaves it to the endpoint's default."""
         return self.max_tokens
+
+    @property
+    def traffic_class(self) -> str:
+        """The kind of text that the client says it asks for; empty if it does not say."""
+        return self.metadata.get("domain", "")
 
     @property
     def likeliest_tokens(self) -> int | None:

@@ -163,6 +163,7 @@ class Planner:
                 trace_context=trace_context,
                 logprobs=request.likeliest_tokens,
                 cache_salt=request.cache_salt,
+                traffic_class=request.traffic_class,
             )
             for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
             for params in [sampling.params()]

@@ -4,10 +4,16 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeAlias
 
 from tests.fakes.toy import FIRST_TOY_OUTPUT, TOY_VOCABULARY, Guess, toy_logprobs, toy_next
 from workers.errors import DeadlineExceededError, LinkClosedError, LinkError
 from workers.messages import (
+    Branch,
+    DraftAheadItem,
+    DraftAheadRequest,
+    DraftAheadResponse,
+    DraftedAheadItem,
     Proposal,
     ProposedItem,
     ProposeItem,
@@ -28,6 +34,9 @@ from workers.messages import (
     WorkerStats,
     token_ids,
 )
+
+
+StepRequest: TypeAlias = ProposeRequest | DraftAheadRequest | VerifyRequest
 
 
 class Trouble(Enum):
@@ -120,10 +129,10 @@ class ScriptedWorker:
             case StatsRequest():
                 await asyncio.sleep(0)
                 return WorkerStats(len(self.held), self.total_blocks - self._blocks(), self.total_blocks)
-            case ProposeRequest() | VerifyRequest():
+            case ProposeRequest() | VerifyRequest() | DraftAheadRequest():
                 return await self._step(message, deadline_s)
 
-    async def _step(self, message: ProposeRequest | VerifyRequest, deadline_s: float) -> WorkerResponse:
+    async def _step(self, message: StepRequest, deadline_s: float) -> WorkerResponse:
         trouble = self.troubles.get(self.steps, self.every_step)
         self.steps += 1
         if trouble is Trouble.DEATH:
@@ -140,7 +149,7 @@ class ScriptedWorker:
             raise DeadlineExceededError("the worker is late")
         return answer
 
-    def answer(self, message: ProposeRequest | VerifyRequest, epochs_late: int) -> WorkerResponse:
+    def answer(self, message: StepRequest, epochs_late: int) -> WorkerResponse:
         """Do one step."""
         raise NotImplementedError
 
@@ -220,7 +229,7 @@ class ScriptedTarget(ScriptedWorker):
     def __init__(self, worker_id: str = "target-0", **options: object) -> None:
         super().__init__(worker_id, WorkerRole.TARGET, "toy", **options)  # type: ignore[arg-type]
 
-    def answer(self, message: ProposeRequest | VerifyRequest, epochs_late: int) -> WorkerResponse:
+    def answer(self, message: StepRequest, epochs_late: int) -> WorkerResponse:
         """See `workers.engine.verifier.Verifier.verify`."""
         assert isinstance(message, VerifyRequest)
         followed = self.follow(message.items)
@@ -306,8 +315,10 @@ class ScriptedDrafter(ScriptedWorker):
         super().__init__(worker_id, WorkerRole.DRAFT, **options)  # type: ignore[arg-type]
         self._guess = guess
 
-    def answer(self, message: ProposeRequest | VerifyRequest, epochs_late: int) -> WorkerResponse:
-        """See `workers.drafters.base.Drafter.propose`."""
+    def answer(self, message: StepRequest, epochs_late: int) -> WorkerResponse:
+        """See `workers.drafters.base.Drafter`."""
+        if isinstance(message, DraftAheadRequest):
+            return DraftAheadResponse(tuple(self._ahead(item) for item in message.items), compute_ms=1.0)
         assert isinstance(message, ProposeRequest)
         followed = self.follow(message.items)
         answers = []
@@ -328,3 +339,24 @@ class ScriptedDrafter(ScriptedWorker):
             )
         self.check_room()
         return ProposeResponse(tuple(answers), compute_ms=1.0)
+
+    def _ahead(self, item: DraftAheadItem) -> DraftedAheadItem:
+        """Draft behind the outcomes that come to pass if the toy target draws them, likeliest first by assumption."""
+        held = self.held.get(item.sequence_id)
+        if held is None or len(held.tokens) < item.first_position:
+            return DraftedAheadItem(item.sequence_id, item.epoch, lost=True)
+        self.require(len(item.committed) > 0, "nothing committed to draft behind")
+        del held.tokens[item.first_position :]
+        held.tokens += item.committed.tolist()
+        base = len(held.tokens)
+        held.tokens += item.drafts.tolist()
+        self.check_room()
+        branches = []
+        for accepted in range(len(item.drafts), -1, -1)[: item.branches]:
+            tokens = held.tokens[: base + accepted]
+            tokens.append(toy_next(tokens, held.sampling))
+            drafts = [tokens[-1]]
+            for _ in range(item.draft_tokens):
+                drafts.append(self._guess([*tokens[:-1], *drafts], held.sampling))
+            branches.append(Branch(accepted, drafts[0], Proposal(token_ids(drafts[1:])), 1.0))
+        return DraftedAheadItem(item.sequence_id, item.epoch, tuple(branches))

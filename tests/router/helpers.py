@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from workers.messages import (
     token_ids,
 )
 from workers.router.config import RouterConfig
-from workers.router.draft_length import DraftLengthPolicy, fixed_draft_length
+from workers.router.draft_length import DraftCandidate, DraftLengthPolicy, DraftPlan, LaneView
 from workers.router.router import Router
 
 PATIENCE_S = 30.0
@@ -42,9 +43,30 @@ def run(test: Callable[[], Awaitable[T]]) -> T:
     return asyncio.run(bounded())
 
 
-def make_router(policy: DraftLengthPolicy = fixed_draft_length, **limits: Any) -> Router:
+class ChangingLengths:
+    """A policy that takes the next of `lengths` for every sequence of every round."""
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        self._lengths = itertools.cycle(lengths)
+
+    def plan(self, candidates: Sequence[DraftCandidate], view: LaneView) -> DraftPlan:
+        """See `DraftLengthPolicy.plan`."""
+        return DraftPlan(
+            {candidate.sequence_id: min(candidate.limit, next(self._lengths)) for candidate in candidates},
+            groups=view.max_groups,
+        )
+
+    def forget(self, sequence_id: int) -> None:
+        """See `DraftLengthPolicy.forget`."""
+
+
+def make_router(policy: DraftLengthPolicy | None = None, **limits: Any) -> Router:
     """A router without workers; `limits` are those of RouterConfig."""
-    return Router(RouterConfig(**limits), lambda prompt: IncrementalDetokenizer(TOKENIZER, prompt.tolist()), policy)
+    return Router(
+        RouterConfig(**limits),
+        lambda prompt: IncrementalDetokenizer(TOKENIZER, prompt.tolist()),
+        None if policy is None else lambda: policy,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.fakes import (
     toy_next,
 )
 from tests.router.helpers import (
+    ChangingLengths,
     Answer,
     ask,
     ask_all,
@@ -99,14 +101,14 @@ def test_a_sequence_that_ends_after_its_round_was_planned_is_not_started_again_a
     target, drafter = ScriptedTarget(), ScriptedDrafter()
 
     async def test() -> None:
-        router = make_router(lambda context: end_all_before_anything_is_sent())
-
-        def end_all_before_anything_is_sent() -> int:
+        def lengths() -> Iterator[int]:
             # The policy is asked while the round is planned; the drafter is asked some turns of the loop later.
-            for running in router._running():
-                asyncio.get_running_loop().call_soon(router._end, running)
-            return 4
+            while True:
+                for running in router._running():
+                    asyncio.get_running_loop().call_soon(router._end, running)
+                yield 4
 
+        router = make_router(ChangingLengths(lengths()))
         await router.register(target.registration, target)
         await router.register(drafter.registration, drafter)
         task = asyncio.create_task(ask(router, request()))

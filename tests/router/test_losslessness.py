@@ -16,6 +16,7 @@ from tests.fakes import (
     toy_next,
 )
 from tests.router.helpers import (
+    ChangingLengths,
     ask,
     ask_all,
     assert_nothing_is_left,
@@ -169,10 +170,9 @@ def test_a_draft_length_that_changes_every_round_changes_no_token(
 ) -> None:
     asked = [request(length, max_tokens, number) for number, (length, max_tokens, _) in enumerate(shapes)]
     target, drafter = ScriptedTarget(), ScriptedDrafter(guess, context_length=drafter_context)
-    turn = itertools.cycle(lengths)
 
     async def test() -> None:
-        async with serving(target, drafter, policy=lambda context: next(turn)) as router:
+        async with serving(target, drafter, policy=ChangingLengths(lengths)) as router:
             answers = await ask_all(router, asked)
             assert [answer.tokens for answer in answers] == [plainly(each) for each in asked]
             await assert_nothing_is_left(router, target, drafter)

@@ -46,14 +46,16 @@ def test_clients_that_need_the_row_of_a_check_get_it_at_once_and_the_check_is_ma
 
 
 def test_clients_that_need_the_kv_blocks_of_a_check_get_them() -> None:
-    # 5 + 20 tokens are 7 blocks, of which 2 are needed at first: a check and a client begin together.
+    # 5 + 27 tokens are 8 blocks, of which 2 are needed at first: a check and a client begin together.
     target, drafter = ScriptedTarget(delay_s=0.002, total_blocks=8), ScriptedDrafter()
+
+    second = request(max_tokens=27, number=2)
 
     async def test() -> OnlineCheckTotals:
         async with serving(target, drafter, check_share=1.0) as router:
-            await ask(router, request(number=1))
+            await ask(router, request(max_tokens=27, number=1))
             await first_check_begins(router)
-            assert (await ask(router, request(number=2))).tokens == plainly(request(number=2))
+            assert (await ask(router, second)).tokens == plainly(second)
             totals = await checks_done(router)
             await assert_nothing_is_left(router, target, drafter)
             return totals

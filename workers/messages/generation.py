@@ -109,6 +109,7 @@ class GenerationRequest:
     0); None asks for nothing. `prompt_logprobs` asks for the same of the prompt's tokens.
 
     KV is shared only with requests of the same `cache_salt`, so that nobody can time what others have sent.
+    `traffic_class` groups requests that drafters may be unequally good at.
     """
 
     request_id: str
@@ -121,6 +122,7 @@ class GenerationRequest:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     cache_salt: str | None = None
+    traffic_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,10 @@ class RoundTotals:
     `draft_wait_ms` and `verify_wait_ms` are what the router waited for answers, `draft_compute_ms` and
     `verify_compute_ms` what the workers computed meanwhile; `wall_ms` is whole rounds. `preemptions` counts how often a
     sequence had to give up its KV blocks to older ones.
+
+    `ahead_hits` counts the proposals that were drafted while the verification before them ran, `ahead_misses` those for
+    which that was in vain; `late_drafts` the proposals that a round did not wait for, `looked_up_tokens` the drafts
+    that targets proposed themselves.
     """
 
     rounds: int = 0
@@ -55,6 +59,10 @@ class RoundTotals:
     accepted_tokens: int = 0
     committed_tokens: int = 0
     preemptions: int = 0
+    ahead_hits: int = 0
+    ahead_misses: int = 0
+    late_drafts: int = 0
+    looked_up_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

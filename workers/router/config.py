@@ -14,11 +14,21 @@ class RouterConfig:
     decoding sequences it reads fewer, so that the step takes about `prefill_latency_factor` (above 1) times as long as
     without them at most.
 
+    `draft_length_policy` names a policy of `workers.router.draft_length`. `max_cohorts` bounds how many cohorts of a
+    target are under way at a time, and `grouping` says whether they are alike in draft length ("acceptance") or drawn
+    ("random", to see what that is worth). With `draft_ahead` a drafter goes on while the target verifies. `fallback`
+    is what a sequence without a drafter gets: drafts that the target looks up in its text ("prompt_lookup"), or "none".
+
     `check_share` (0 to 1) of the finished requests are decoded again without drafts where there is idle capacity;
     `check_max_pending` of them may wait for it, and each is dropped when it is not through after `check_timeout_s`.
     """
 
     max_draft_tokens: int = 4
+    draft_length_policy: str = "fixed"
+    draft_ahead: bool = False
+    max_cohorts: int = 1
+    grouping: str = "acceptance"
+    fallback: str = "none"
     verification: Verification = Verification.COUPLED
     max_running_sequences: int = 64
     max_waiting_sequences: int = 256

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Coroutine
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-def detached_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+def detached_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Run `work` in an empty context.
 
     Ray finds out through context variables which request submits a call, and cancels the calls of a cancelled request

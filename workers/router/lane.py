@@ -3,27 +3,30 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
+from workers.decoding.trees import proposal_depth
 from workers.errors import LinkError
 from workers.messages import (
     NO_PROPOSAL,
     GenerationFailed,
     Proposal,
-    ProposeItem,
-    ProposeRequest,
-    ProposeResponse,
     TokenChunk,
     VerifiedItem,
+    VerifyRequest,
     VerifyResponse,
 )
+from workers.router.breaker import breakeven_rate
 from workers.router.config import RouterConfig
-from workers.router.draft_length import DraftLengthContext, DraftLengthPolicy
+from workers.router.draft_length import DraftLengthPolicy, DraftPlan
+from workers.router.draft_planning import DraftPlanner
+from workers.router.drafting import Drafting
 from workers.router.peer import Peer
-from workers.router.prefill import PrefillLimits, StepTimes
-from workers.router.rounds import PlannedSequence, apply_proposed, plan_round, propose_items, verify_request
+from workers.router.prefill import PrefillLimits
+from workers.router.roster import Roster
+from workers.router.rounds import PlannedSequence, plan_round, verify_request
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
 from workers.router.totals import RoundClock, TotalsCounter
@@ -33,21 +36,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LaneEvents:
-    """What a lane tells its router: a sequence ended, or must make room; a worker failed."""
+    """What a lane tells its router: a sequence ended, or must make room; a worker failed, or does not pay."""
 
     finished: Callable[[RunningSequence], None]
     preempted: Callable[[RunningSequence], None]
     drafter_failed: Callable[[str, LinkError], None]
+    drafter_benched: Callable[[str], None]
     target_failed: Callable[[str, LinkError], None]
 
 
 class Lane:
-    """Runs one cohort at a time on one target. Sequences join and leave between rounds."""
+    """Runs the cohorts of one target, each a round at a time. Sequences join and leave between rounds.
+
+    Messages to the target are answered in order: while one cohort is verified, the next one's verification waits
+    there, and others are drafted for.
+    """
 
     def __init__(
         self,
         target: Peer,
-        drafters: Mapping[str, Peer],
+        roster: Roster,
         config: RouterConfig,
         policy: DraftLengthPolicy,
         totals: TotalsCounter,
@@ -55,81 +63,130 @@ class Lane:
     ) -> None:
         self.target = target
         self.running: dict[int, RunningSequence] = {}
-        self._drafters = drafters
+        self._roster = roster
         self._config = config
-        self._policy = policy
         self._totals = totals
         self._events = events
-        self._work = asyncio.Event()
-        self._step_times = StepTimes()
+        self._planner = DraftPlanner(policy, roster, config)
+        self._drafting = Drafting(roster, config, totals, self._is_at, events.drafter_failed)
+        self._in_flight: dict[int, set[int]] = {}
+        self._rounds: set[asyncio.Task[None]] = set()
+        self._failure: LinkError | None = None
+        self._wake = asyncio.Event()
         self._prefill_limits = PrefillLimits(
             config.prefill_chunk_tokens, target.registration.block_tokens, config.prefill_latency_factor
         )
 
     def join(self, running: RunningSequence) -> None:
-        """Let the sequence take part from the next round on."""
+        """Let the sequence take part from its cohort's next round on."""
         running.sequence.target.assign(self.target.worker_id)
         self.running[running.sequence.sequence_id] = running
-        self._work.set()
+        self._wake.set()
 
     def leave(self, sequence_id: int) -> None:
         """Take the sequence out; a round in progress drops its answer."""
         self.running.pop(sequence_id, None)
+        self._planner.forget(sequence_id)
+        self._drafting.forget(sequence_id)
 
     async def run(self) -> None:
         """Run rounds until the target fails or the task is cancelled."""
-        while True:
-            if not self.running:
-                self._work.clear()
-                await self._work.wait()
-            try:
-                await self._round()
-            except LinkError as error:
-                self._events.target_failed(self.target.worker_id, error)
-                return
-            except Exception:
-                # A fault of the router itself must not leave its sequences waiting for ever.
-                logger.exception("round failed")
-                self._fail_cohort("the router failed while running a round")
+        try:
+            while self._failure is None:
+                await self._wake.wait()
+                self._wake.clear()
+                self._start_rounds()
+            self._events.target_failed(self.target.worker_id, self._failure)
+        finally:
+            for task in self._rounds:
+                task.cancel()
 
-    async def _round(self) -> None:
-        clock = RoundClock()
-        planned = self._plan()
-        proposals = await self._propose(planned, clock)
+    # --- cohorts --------------------------------------------------------------------------------------------
+
+    def _start_rounds(self) -> None:
+        """Begin a round for each cohort that has none under way and members that wait for one."""
+        busy = set[int]().union(*self._in_flight.values())
+        if self._failure is not None or not self.running.keys() - busy:
+            return
+        plan = self._planner.plan(self.running.values())
+        cohorts = self._planner.cohorts(plan, self.running)
+        idle: dict[int, list[RunningSequence]] = {}
+        for sequence_id, running in self.running.items():
+            if sequence_id not in busy:
+                idle.setdefault(cohorts[sequence_id], []).append(running)
+        for cohort, waiting in idle.items():
+            if cohort not in self._in_flight:
+                members = self._in_turn(waiting)
+                self._in_flight[cohort] = {running.sequence.sequence_id for running in members}
+                task = asyncio.get_running_loop().create_task(self._run_round(cohort, members, plan))
+                self._rounds.add(task)
+                task.add_done_callback(self._rounds.discard)
+
+    def _in_turn(self, waiting: list[RunningSequence]) -> list[RunningSequence]:
+        """Of more sequences than fit into a step those that waited longest take part, checks last."""
+        chosen = sorted(waiting, key=lambda running: running.is_check)[: self._config.max_batch_sequences]
+        for running in chosen:
+            self.running[running.sequence.sequence_id] = self.running.pop(running.sequence.sequence_id)
+        return chosen
+
+    async def _run_round(self, cohort: int, members: list[RunningSequence], plan: DraftPlan) -> None:
+        try:
+            await self._round(members, plan)
+        except LinkError as error:
+            self._failure = self._failure or error
+        except Exception:
+            # A fault of the router itself must not leave its sequences waiting for ever.
+            logger.exception("round failed")
+            self._fail(members, "the router failed while running a round")
+        finally:
+            del self._in_flight[cohort]
+            self._wake.set()
+
+    # --- one round ------------------------------------------------------------------------------------------
+
+    async def _round(self, members: list[RunningSequence], plan: DraftPlan) -> None:
+        clock, alone = RoundClock(), len(self._in_flight) == 1
+        planned = self._plan(members, plan.draft_tokens)
+        times = self._planner.round_times(each.sequence for each in planned)
+        proposals = await self._drafting.proposals(planned, clock, plan.least_confidence, times)
         await self.target.releases_sent()
-        live = [plan for plan in planned if self._is_current(plan)]
+        live = [each for each in planned if self._is_at(each.sequence.sequence_id, each.epoch)]
         if not live:
             return
-        for_clients = any(not self.running[plan.sequence.sequence_id].is_check for plan in live)
+        for_clients = any(not self.running[each.sequence.sequence_id].is_check for each in live)
         request = verify_request(live, proposals)
+        if plan.groups == 1:
+            self._draft_ahead(live, proposals, request)
         began = time.perf_counter()
         response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
         clock.verified((time.perf_counter() - began) * 1e3, response.compute_ms)
         if response.read_tokens:
-            self._step_times.observe(response.read_tokens, response.compute_ms)
-        for plan, verified in zip(live, response.items, strict=True):
-            self._apply(plan, verified, proposals.get(verified.sequence_id, NO_PROPOSAL))
+            self._planner.times.verify.observe(response.read_tokens, response.compute_ms)
+        break_even = 0.0 if times is None else breakeven_rate(times, len(live))
+        for each, verified in zip(live, response.items, strict=True):
+            self._apply(each, verified, proposals.get(verified.sequence_id, NO_PROPOSAL), break_even)
         if for_clients:
             self._totals.add_round(clock)
+            self._observe_times(clock, live, alone and len(self._in_flight) == 1)
 
-    def _plan(self) -> list[PlannedSequence]:
+    def _plan(self, members: Iterable[RunningSequence], draft_tokens: Mapping[int, int]) -> list[PlannedSequence]:
         """The next round. Beside clients a check reads no more of its prompt than a drafted sequence adds to a step."""
-        cohort, lengths = self._cohort(), self._draft_lengths()
-        in_order = sorted(cohort, key=lambda running: running.age)
+        in_order = sorted(members, key=lambda running: running.age)
         clients = [running.sequence for running in in_order if not running.is_check]
         checks = [running.sequence for running in in_order if running.is_check]
+        lengths = {running.sequence.sequence_id: 0 for running in in_order} | dict(draft_tokens)
         chunk_tokens = self._prompt_tokens(clients, lengths)
         check_tokens = min(self._config.max_draft_tokens + 1, chunk_tokens) if clients else chunk_tokens
         planned = plan_round(clients, lengths, chunk_tokens) + plan_round(checks, lengths, check_tokens)
         return self._with_blocks(planned)
 
-    def _prompt_tokens(self, clients: list[Sequence], draft_lengths: dict[int, int]) -> int:
+    def _prompt_tokens(self, clients: list[Sequence], draft_lengths: Mapping[int, int]) -> int:
         """How many prompt tokens the step may read beside those of `clients` that decode."""
         decoding = [sequence for sequence in clients if sequence.length - sequence.target.cached_tokens == 1]
         if len(decoding) == len(clients):
             return self._config.prefill_chunk_tokens
         decoding_tokens = sum(1 + draft_lengths[sequence.sequence_id] for sequence in decoding)
-        return self._prefill_limits.prompt_tokens(decoding_tokens, self._step_times.fit())
+        return self._prefill_limits.prompt_tokens(decoding_tokens, self._planner.times.verify.fit())
 
     def _with_blocks(self, planned: list[PlannedSequence]) -> list[PlannedSequence]:
         """Promise every sequence the blocks of its step. `planned` is in order of age, and so is the answer.
@@ -138,7 +195,7 @@ class Lane:
         Drafts get what is left: for them nobody has to go.
         """
         going_on = [plan for plan in planned if self._has_blocks(plan.sequence)]
-        return [replace(plan, draft_tokens=self._drafts_that_fit(plan)) for plan in going_on]
+        return [self._with_drafts_that_fit(plan) for plan in going_on]
 
     def _has_blocks(self, sequence: Sequence) -> bool:
         """Promise blocks for the tokens of the sequence. False if it had to make room, now or before."""
@@ -148,89 +205,49 @@ class Lane:
             self._events.preempted(max(self.running.values(), key=lambda running: running.age))
         return False
 
-    def _drafts_that_fit(self, plan: PlannedSequence) -> int:
-        granted = self.target.ledger.extend(plan.sequence.sequence_id, plan.sequence.length, plan.draft_tokens)
-        return granted or 0
-
-    def _is_current(self, plan: PlannedSequence) -> bool:
-        """Whether the sequence still is as it was when the round was planned: it may have ended, or moved."""
-        return plan.sequence.sequence_id in self.running and plan.epoch == plan.sequence.epoch
-
-    def _cohort(self) -> list[RunningSequence]:
-        """The sequences of the next round; more than fit take turns, those that waited longest first, checks last."""
-        in_turn = sorted(self.running.values(), key=lambda running: running.is_check)
-        chosen = in_turn[: self._config.max_batch_sequences]
-        for running in chosen:
-            self.running[running.sequence.sequence_id] = self.running.pop(running.sequence.sequence_id)
-        return chosen
-
-    def _draft_lengths(self) -> dict[int, int]:
-        return {
-            sequence_id: self._policy(
-                DraftLengthContext(running.sequence.request.speculation.max_draft_tokens, self._config.max_draft_tokens)
-            )
-            if running.wants_drafts
-            else 0
-            for sequence_id, running in self.running.items()
-        }
-
-    async def _propose(self, planned: list[PlannedSequence], clock: RoundClock) -> dict[int, Proposal]:
-        """Ask every drafter of the cohort at once; one that fails costs its sequences this round's drafts."""
-        # Drafters come and go while the round waits; it deals with those of its beginning.
-        drafters = dict(self._drafters)
-        planned = [self._with_draft_blocks(plan, drafters) for plan in planned]
-        contexts = {worker_id: drafter.registration.context_length for worker_id, drafter in drafters.items()}
-        requests = propose_items(planned, contexts, self._config.prefill_chunk_tokens, self._config.verification)
-        for plan in planned:
-            if plan.draft_tokens > 0 and plan.sequence.drafter.worker_id not in contexts:
-                plan.sequence.count_fallback_round()
-        if not requests:
-            return {}
-        began = time.perf_counter()
-        answers = await asyncio.gather(*(self._ask(drafters[worker], request) for worker, request in requests.items()))
-        clock.drafted(
-            (time.perf_counter() - began) * 1e3, max((answer.compute_ms for answer in answers if answer), default=0.0)
+    def _with_drafts_that_fit(self, plan: PlannedSequence) -> PlannedSequence:
+        sequence, lookup_tokens = plan.sequence, 0
+        if plan.samples:
+            running = self.running[sequence.sequence_id]
+            lookup_tokens = self._planner.lookup_tokens(running, len(self.running))
+            if self._planner.lacks_drafter(running):
+                sequence.count_fallback_round()
+        wanted = max(plan.draft_tokens, lookup_tokens)
+        granted = self.target.ledger.extend(sequence.sequence_id, sequence.length, wanted) or 0
+        return replace(
+            plan, draft_tokens=min(plan.draft_tokens, granted), lookup_tokens=min(lookup_tokens, granted)
         )
-        plans = {plan.sequence.sequence_id: plan for plan in planned}
-        items = {item.sequence_id: item for request in requests.values() for item in request.items}
-        return {
-            proposed.sequence_id: apply_proposed(plans[proposed.sequence_id], items[proposed.sequence_id], proposed)
-            for worker_id, answer in zip(requests, answers, strict=True)
-            if answer is not None
-            for proposed in answer.items
-            # A sequence that changed its drafter meanwhile has no use for what the old one has read.
-            if plans[proposed.sequence_id].sequence.drafter.worker_id == worker_id
-        }
 
-    def _with_draft_blocks(self, plan: PlannedSequence, drafters: Mapping[str, Peer]) -> PlannedSequence:
-        """Promise blocks at the sequence's drafter; where they run out it drafts less, or does without it for now."""
-        sequence, drafter = plan.sequence, drafters.get(plan.sequence.drafter.worker_id or "")
-        if drafter is None or not plan.drafts or sequence.length > drafter.registration.context_length:
-            return plan
-        # The drafter does not read its last draft, which may therefore stand just outside its context.
-        wanted = min(plan.draft_tokens, drafter.registration.context_length - sequence.length)
-        granted = drafter.ledger.extend(sequence.sequence_id, sequence.length, wanted)
-        if granted is None:
-            drafter.release(sequence.sequence_id)
-            sequence.drafter.assign(None)
-        return plan if granted is None or granted == wanted else replace(plan, draft_tokens=granted)
+    def _is_at(self, sequence_id: int, epoch: int) -> bool:
+        """Whether the sequence still is as it was when the round was planned: it may have ended, or moved."""
+        running = self.running.get(sequence_id)
+        return running is not None and running.sequence.epoch == epoch
 
-    async def _ask(self, drafter: Peer, request: ProposeRequest) -> ProposeResponse | None:
-        await drafter.releases_sent()
-        # A sequence that left since the round was planned is released already; asking would start it again for ever.
-        request = ProposeRequest(tuple(item for item in request.items if self._is_awaited(item)))
-        try:
-            return cast(ProposeResponse, await drafter.link.call(request, self._config.propose_deadline_s))
-        except LinkError as error:
-            if self._drafters.get(drafter.worker_id) is drafter:
-                self._events.drafter_failed(drafter.worker_id, error)
-            return None
+    def _draft_ahead(
+        self, live: list[PlannedSequence], proposals: Mapping[int, Proposal], request: VerifyRequest
+    ) -> None:
+        """Let the drafters that work for this lane alone go on during the step, as far as they will be through by then."""
+        tokens = sum(len(item.committed) + len(item.proposal) for item in request.items)
+        for worker_id in {plan.drafter_id for plan in live if plan.draft_tokens} & self._roster.keys():
+            if not self._roster[worker_id].ledger.reserved.keys() <= self.running.keys():
+                continue
+            mine = [plan for plan in live if plan.drafter_id == worker_id]
+            most = max(plan.draft_tokens for plan in mine)
+            budget = self._planner.ahead_budget(len(mine), most, tokens, worker_id)
+            if budget is not None:
+                self._drafting.draft_ahead(mine, proposals, budget)
 
-    def _is_awaited(self, item: ProposeItem) -> bool:
-        running = self.running.get(item.sequence_id)
-        return running is not None and running.sequence.epoch == item.epoch
+    def _observe_times(self, clock: RoundClock, live: list[PlannedSequence], alone: bool) -> None:
+        drafted = [plan for plan in live if plan.draft_tokens]
+        expected_ms = None
+        if drafted:
+            steps = max(plan.draft_tokens for plan in drafted)
+            expected_ms = self._planner.expected_draft_ms(drafted[0].drafter_id, steps, len(drafted))
+        self._planner.times.observe_round(clock, alone, expected_ms)
 
-    def _apply(self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal) -> None:
+    # --- answers --------------------------------------------------------------------------------------------
+
+    def _apply(self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal, break_even: float) -> None:
         """Commit one answer, unless its sequence ended or moved on meanwhile."""
         sequence = plan.sequence
         running = self.running.get(sequence.sequence_id)
@@ -245,11 +262,31 @@ class Lane:
             self._emit(running, sequence.read_by_target(plan.target_end, verified))
         else:
             chunk = sequence.commit(verified, proposal)
-            committed = len(chunk.token_ids)
-            if not running.is_check:
-                self._totals.add_commit(len(proposal), min(verified.accepted, committed), committed)
-            running.target_failures = 0
+            self._count(running, verified, proposal, len(chunk.token_ids))
             self._emit(running, chunk)
+            self._judge_drafter(plan, verified, proposal, break_even)
+
+    def _count(self, running: RunningSequence, verified: VerifiedItem, proposal: Proposal, committed: int) -> None:
+        running.target_failures = 0
+        if not running.is_check:
+            drafted = len(proposal) or verified.looked_up
+            self._totals.add_commit(drafted, min(verified.accepted, committed), committed)
+            self._totals.add(looked_up_tokens=verified.looked_up)
+
+    def _judge_drafter(
+        self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal, break_even: float
+    ) -> None:
+        if not len(proposal) or plan.drafter_id is None:
+            return
+        benched = self._roster.observe_verification(
+            plan.drafter_id,
+            plan.sequence.request.traffic_class,
+            proposal_depth(proposal),
+            verified.accepted,
+            break_even,
+        )
+        if benched:
+            self._events.drafter_benched(plan.drafter_id)
 
     def _emit(self, running: RunningSequence, chunk: TokenChunk | None) -> None:
         if chunk is not None:
@@ -257,7 +294,8 @@ class Lane:
         if running.sequence.finish_reason is not None:
             self._events.finished(running)
 
-    def _fail_cohort(self, message: str) -> None:
-        for running in list(self.running.values()):
-            running.emit(GenerationFailed(500, "internal_error", message))
-            self._events.finished(running)
+    def _fail(self, members: list[RunningSequence], message: str) -> None:
+        for running in members:
+            if self.running.get(running.sequence.sequence_id) is running:
+                running.emit(GenerationFailed(500, "internal_error", message))
+                self._events.finished(running)

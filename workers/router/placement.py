@@ -9,6 +9,7 @@ from workers.messages import GenerationFailed
 from workers.router.config import RouterConfig
 from workers.router.lane import Lane
 from workers.router.peer import Peer
+from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
 from workers.router.totals import TotalsCounter
@@ -38,7 +39,7 @@ class Placement:
         self,
         config: RouterConfig,
         lanes: Mapping[str, Lane],
-        drafters: Mapping[str, Peer],
+        drafters: Roster,
         totals: TotalsCounter,
         make_room: Callable[[], bool],
         give_up: Callable[[RunningSequence], None],
@@ -123,18 +124,52 @@ class Placement:
         return False
 
     def assign_drafter(self, running: RunningSequence) -> None:
-        """Give the sequence the drafter with most room that it accepts; none is not an error."""
-        sequence, wanted = running.sequence, running.sequence.request.speculation.drafter
+        """Give the sequence a drafter that it accepts, of the kind that does best for such traffic; none is no error."""
+        sequence = running.sequence
         if not running.wants_drafts or sequence.drafter.worker_id is not None:
             return
-        for drafter in sorted(self._drafters.values(), key=lambda peer: -peer.ledger.free_blocks):
-            context = drafter.registration.context_length
-            tokens, most = min(sequence.length, context), min(most_tokens(sequence), context)
-            fits = wanted in (None, drafter.registration.name)
-            if fits and drafter.ledger.admit(sequence.sequence_id, tokens, most):
-                sequence.drafter.assign(drafter.worker_id)
-                sequence.drafter_name = drafter.registration.name
+        for drafter in self._candidates(sequence):
+            if self._admit_at(drafter, sequence):
+                self._assign(sequence, drafter)
                 return
+
+    def change_drafter(self, running: RunningSequence) -> None:
+        """Move the sequence to another drafter that is of use and has room; otherwise it keeps the one it has."""
+        sequence = running.sequence
+        current = self._drafters.get(sequence.drafter.worker_id or "")
+        for drafter in self._candidates(sequence):
+            usable = drafter is not current and self._drafters.is_usable(drafter.worker_id)
+            if usable and self._admit_at(drafter, sequence):
+                if current is not None:
+                    current.release(sequence.sequence_id)
+                self._assign(sequence, drafter)
+                return
+
+    def _candidates(self, sequence: Sequence) -> list[Peer]:
+        """The drafters that the request accepts, best first: of the chosen kind, in use, with most room."""
+        wanted = sequence.request.speculation.drafter
+        accepted = [peer for peer in self._drafters.values() if wanted in (None, peer.registration.name)]
+        usable = {peer.registration.name for peer in accepted if self._drafters.is_usable(peer.worker_id)}
+        chosen = self._drafters.choice.choose(sequence.request.traffic_class, sorted(usable)) if usable else None
+        return sorted(
+            accepted,
+            key=lambda peer: (
+                peer.registration.name != chosen,
+                not self._drafters.is_usable(peer.worker_id),
+                -peer.ledger.free_blocks,
+            ),
+        )
+
+    @staticmethod
+    def _admit_at(drafter: Peer, sequence: Sequence) -> bool:
+        context = drafter.registration.context_length
+        tokens, most = min(sequence.length, context), min(most_tokens(sequence), context)
+        return drafter.ledger.admit(sequence.sequence_id, tokens, most)
+
+    def _assign(self, sequence: Sequence, drafter: Peer) -> None:
+        sequence.drafter.assign(drafter.worker_id)
+        sequence.drafter_name = drafter.registration.name
+        sequence.acceptance = self._drafters.sequence_estimate(drafter.worker_id, sequence.request.traffic_class)
 
     def assign_drafters(self) -> None:
         """Give every sequence that has a target and no drafter one, if there is room; those that came first first."""
@@ -158,7 +193,7 @@ class Placement:
         sequence.target.assign(None)
         sequence.drafter.assign(None)
         sequence.epoch += 1
-        self._totals.add_preemption()
+        self._totals.add(preemptions=1)
         self.line_up(running, timed=False)
 
     def take_out(self, running: RunningSequence) -> None:

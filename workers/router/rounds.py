@@ -20,6 +20,8 @@ from workers.messages import (
 from workers.router.sequence import Sequence
 
 logger = logging.getLogger(__name__)
+INLINE_READ_TOKENS = 32
+"""Where a drafter lacks more than so many tokens of a sequence, it reads them while rounds go on without its drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class PlannedSequence:
 
     The target reads up to position `target_end` and draws if that is the sequence's length and it may grow;
     `draft_tokens` is what the policy allows, before the drafter's own limits. `drafts` says whether the sequence is
-    drafted for at all, so that the drafter reads its prompt.
+    drafted for at all, so that the drafter, `drafter_id`, reads its prompt. `lookup_tokens` is how many drafts the target may look up
+    if it gets none.
     """
 
     sequence: Sequence
@@ -36,6 +39,8 @@ class PlannedSequence:
     target_end: int
     draft_tokens: int
     drafts: bool
+    drafter_id: str | None
+    lookup_tokens: int = 0
 
     @property
     def samples(self) -> bool:
@@ -62,8 +67,20 @@ def plan_round(
         # A verification of k drafts commits up to k + 1 tokens, which the budget of the request must hold.
         limit = max(0, min(draft_lengths[sequence.sequence_id], sequence.remaining_tokens - 1))
         draft_tokens = limit if target_end == sequence.length else 0
-        planned.append(PlannedSequence(sequence, sequence.epoch, target_end, draft_tokens, drafts=limit > 0))
+        planned.append(
+            PlannedSequence(
+                sequence, sequence.epoch, target_end, draft_tokens, limit > 0, sequence.drafter.worker_id
+            )
+        )
     return planned
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterRequests:
+    """What to ask the drafters, by worker id: for drafts, which the round waits for, and to read, which it does not."""
+
+    drafts: Mapping[str, ProposeRequest]
+    reads: Mapping[str, ProposeRequest]
 
 
 def propose_items(
@@ -71,41 +88,49 @@ def propose_items(
     drafter_contexts: Mapping[str, int],
     prefill_chunk_tokens: int,
     verification: Verification,
-) -> dict[str, ProposeRequest]:
-    """Return one request per drafter, by worker id; `verification` is for requests that do not choose.
+    least_confidence: float = 0.0,
+) -> DrafterRequests:
+    """Return what to ask; `verification` is for requests that do not choose.
 
     A drafter that has not caught up with its sequence reads another chunk and drafts only when it has; where the
     drafter's context ends, its part in the sequence ends.
     """
-    requests: dict[str, list[ProposeItem]] = defaultdict(list)
+    drafts: dict[str, list[ProposeItem]] = defaultdict(list)
+    reads: dict[str, list[ProposeItem]] = defaultdict(list)
     for plan in planned:
         sequence, view = plan.sequence, plan.sequence.drafter
-        if view.worker_id is None or view.worker_id not in drafter_contexts or not plan.drafts:
+        if view.worker_id is None or view.worker_id not in drafter_contexts or not plan.drafts or view.is_reading:
             continue
         room = drafter_contexts[view.worker_id] - sequence.length + 1
         if room <= 0:
             continue
         # Drafts whose verification never came back are still cached; the last committed token is always read again.
         start = min(view.cached_tokens, sequence.length - 1)
-        end = min(plan.target_end, start + prefill_chunk_tokens)
-        draft_tokens = min(plan.draft_tokens, room) if end == sequence.length else 0
+        if plan.target_end == sequence.length and sequence.length - start <= INLINE_READ_TOKENS:
+            end, draft_tokens = sequence.length, min(plan.draft_tokens, room)
+        else:
+            end, draft_tokens = min(plan.target_end, start + prefill_chunk_tokens, sequence.length - 1), 0
         if end <= start or (draft_tokens == 0 and end == sequence.length):
             continue
-        requests[view.worker_id].append(
-            ProposeItem(
-                sequence.sequence_id,
-                plan.epoch,
-                start,
-                sequence.tokens(start, end),
-                draft_tokens,
-                sampling=sequence.request.sampling if start == 0 else None,
-                prompt_tokens=len(sequence.request.prompt) if start == 0 else 0,
-                verification=sequence.request.speculation.verification or verification,
-                prompt=sequence.tokens(0, sequence.length) if start == 0 else None,
-                cache_salt=sequence.request.cache_salt if start == 0 else None,
-            )
+        item = ProposeItem(
+            sequence.sequence_id,
+            plan.epoch,
+            start,
+            sequence.tokens(start, end),
+            draft_tokens,
+            sampling=sequence.request.sampling if start == 0 else None,
+            prompt_tokens=len(sequence.request.prompt) if start == 0 else 0,
+            verification=sequence.request.speculation.verification or verification,
+            prompt=sequence.tokens(0, sequence.length) if start == 0 else None,
+            cache_salt=sequence.request.cache_salt if start == 0 else None,
+            least_confidence=least_confidence,
         )
-    return {worker_id: ProposeRequest(tuple(items)) for worker_id, items in requests.items()}
+        (drafts if draft_tokens else reads)[view.worker_id].append(item)
+    return DrafterRequests(_requests(drafts), _requests(reads))
+
+
+def _requests(items: Mapping[str, list[ProposeItem]]) -> dict[str, ProposeRequest]:
+    return {worker_id: ProposeRequest(tuple(of_worker)) for worker_id, of_worker in items.items()}
 
 
 def proposal_fault(proposal: Proposal, draft_tokens: int) -> str | None:
@@ -134,25 +159,29 @@ def _q_fault(proposal: Proposal, q: SparseProbabilities) -> str | None:
     return None if drawn.any(axis=1).all() else "a draft that its q gives no probability"
 
 
-def apply_proposed(plan: PlannedSequence, item: ProposeItem, answer: ProposedItem) -> Proposal:
-    """Note what the drafter has read and return its proposal; an answer to an older epoch gives none.
+def apply_proposed(sequence: Sequence, generation: int, item: ProposeItem, answer: ProposedItem) -> Proposal:
+    """Note what the drafter has read of `item` and return its proposal, which is none if the answer comes too late.
 
-    A proposal that cannot be verified is the drafter's fault and costs the target nothing: it is dropped.
+    `generation` is that of the drafter's view when it was asked. A proposal that cannot be verified is the drafter's
+    fault and costs the target nothing: it is dropped.
     """
-    sequence = plan.sequence
-    if answer.epoch != sequence.epoch or sequence.finish_reason is not None:
+    view = sequence.drafter
+    if view.generation != generation or answer.epoch != item.epoch or sequence.finish_reason is not None:
         return NO_PROPOSAL
     if answer.lost:
-        sequence.drafter.restart()
+        view.restart()
         return NO_PROPOSAL
     read_tokens = item.first_position + len(item.committed) if answer.cached_tokens is None else answer.cached_tokens
+    if answer.epoch != sequence.epoch:
+        # The sequence has grown meanwhile: what was committed then still is, the drafts are of no use.
+        sequence.read_by_drafter(min(read_tokens, sequence.length - 1), NO_PROPOSAL)
+        return NO_PROPOSAL
     fault = proposal_fault(answer.proposal, item.draft_tokens)
     if fault is not None:
-        logger.warning("a proposal of %s is dropped: %s", sequence.drafter.worker_id, fault)
-        sequence.read_by_drafter(read_tokens, NO_PROPOSAL)
-        return NO_PROPOSAL
-    sequence.read_by_drafter(read_tokens, answer.proposal)
-    return answer.proposal
+        logger.warning("a proposal of %s is dropped: %s", view.worker_id, fault)
+    proposal = NO_PROPOSAL if fault is not None else answer.proposal
+    sequence.read_by_drafter(read_tokens, proposal)
+    return proposal
 
 
 def verify_request(planned: Iterable[PlannedSequence], proposals: Mapping[int, Proposal]) -> VerifyRequest:
@@ -175,6 +204,7 @@ def verify_request(planned: Iterable[PlannedSequence], proposals: Mapping[int, P
                 scored=sequence.prompt_scores.to_score(start, plan.target_end),
                 prompt=sequence.cacheable_tokens if start == 0 else None,
                 cache_salt=sequence.request.cache_salt if start == 0 else None,
+                lookup_tokens=plan.lookup_tokens if plan.samples else 0,
             )
         )
     return VerifyRequest(tuple(items))

@@ -22,11 +22,12 @@ from workers.messages import (
 )
 from workers.router.config import RouterConfig
 from workers.router.detached import detached_task
-from workers.router.draft_length import DraftLengthPolicy, fixed_draft_length
+from workers.router.draft_length import DraftLengthPolicy, build_policy
 from workers.router.lane import Lane, LaneEvents
 from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
 from workers.router.placement import Placement
+from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
 from workers.router.totals import TotalsCounter
@@ -46,13 +47,13 @@ class Router:
         self,
         config: RouterConfig,
         make_detokenizer: Callable[[TokenIds], IncrementalDetokenizer],
-        policy: DraftLengthPolicy = fixed_draft_length,
+        make_policy: Callable[[], DraftLengthPolicy] | None = None,
     ) -> None:
         self._config = config
         self._make_detokenizer = make_detokenizer
-        self._policy = policy
+        self._make_policy = make_policy or (lambda: build_policy(config.draft_length_policy))
         self._totals = TotalsCounter()
-        self._drafters: dict[str, Peer] = {}
+        self._drafters = Roster()
         self._lanes: dict[str, Lane] = {}
         self._lane_tasks: dict[str, asyncio.Task[None]] = {}
         self._placement = Placement(
@@ -78,7 +79,7 @@ class Router:
             return
         peer = Peer(registration, link)
         if registration.role is WorkerRole.DRAFT:
-            self._drafters[registration.worker_id] = peer
+            self._drafters.add(peer)
             self._placement.assign_drafters()
         else:
             self._start_lane(peer)
@@ -189,8 +190,10 @@ class Router:
     # --- failure --------------------------------------------------------------------------------------------
 
     def _start_lane(self, target: Peer) -> None:
-        events = LaneEvents(self._end, self._on_preempted, self._on_drafter_failed, self._on_target_failed)
-        lane = Lane(target, self._drafters, self._config, self._policy, self._totals, events)
+        events = LaneEvents(
+            self._end, self._on_preempted, self._on_drafter_failed, self._on_drafter_benched, self._on_target_failed
+        )
+        lane = Lane(target, self._drafters, self._config, self._make_policy(), self._totals, events)
         self._lanes[target.worker_id] = lane
         self._lane_tasks[target.worker_id] = detached_task(lane.run())
 
@@ -198,13 +201,20 @@ class Router:
         logger.warning("drafter %s failed: %s", worker_id, error)
         self._drop_drafter(worker_id)
 
+    def _on_drafter_benched(self, worker_id: str) -> None:
+        """Too few of the drafter's tokens are accepted: its sequences move, if there is another one for them."""
+        logger.warning("drafter %s is benched: its drafts cost more than they bring", worker_id)
+        for running in self._running():
+            if running.sequence.drafter.worker_id == worker_id:
+                self._placement.change_drafter(running)
+
     def _on_target_failed(self, worker_id: str, error: LinkError) -> None:
         logger.warning("target %s failed: %s", worker_id, error)
         self._drop_target(worker_id)
 
     def _drop_drafter(self, worker_id: str) -> None:
         """Move the drafter's sequences to another drafter, or let them decode plainly."""
-        if self._drafters.pop(worker_id, None) is None:
+        if not self._drafters.remove(worker_id):
             return
         # A sequence that waits for its next target keeps its drafter meanwhile.
         for running in [*self._running(), *self._placement.waiting]:

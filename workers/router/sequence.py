@@ -1,6 +1,7 @@
 """One sequence as the router owns it: its tokens, what each worker has read of them, and its accounts."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,23 +19,42 @@ from workers.messages import (
     TokenLogprobs,
     VerifiedItem,
 )
+from workers.router.acceptance import AcceptanceEstimate
 
 
 class WorkerView:
-    """Which worker follows the sequence, and how many of its tokens that worker's KV holds."""
+    """Which worker follows the sequence, and how many of its tokens that worker's KV holds.
+
+    `generation` rises whenever the worker begins anew, so that answers about what it had before can be told.
+    `is_reading`: a message is on its way to it whose answer nobody waits for.
+    """
 
     def __init__(self) -> None:
         self.worker_id: str | None = None
         self.cached_tokens = 0
+        self.generation = 0
+        self.is_reading = False
 
     def assign(self, worker_id: str | None) -> None:
         """Move to another worker, which knows nothing yet; None leaves the sequence without one."""
         self.worker_id = worker_id
-        self.cached_tokens = 0
+        self.restart()
 
     def restart(self) -> None:
         """The worker lost the sequence: begin again from position 0."""
         self.cached_tokens = 0
+        self.generation += 1
+        self.is_reading = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the last verification came to: of `drafted` drafts `accepted`, then `token_id`; up to `epoch`."""
+
+    epoch: int
+    drafted: int
+    accepted: int
+    token_id: int
 
 
 class PromptScores:
@@ -84,6 +104,9 @@ class Sequence:
         self.target = WorkerView()
         self.drafter = WorkerView()
         self.drafter_name: str | None = None
+        self.acceptance = AcceptanceEstimate()
+        self.lookup_acceptance = AcceptanceEstimate()
+        self.outcome: Outcome | None = None
         self.finish_reason: FinishReason | None = None
         self.prompt_scores = PromptScores(request)
         self._tokens = np.empty(len(request.prompt) + request.stop.max_tokens, dtype=np.int32)
@@ -103,6 +126,11 @@ class Sequence:
     def remaining_tokens(self) -> int:
         """Tokens that may still be committed."""
         return len(self._tokens) - self._length
+
+    @property
+    def verifications(self) -> int:
+        """How often tokens were committed."""
+        return self._verifications
 
     @property
     def cacheable_tokens(self) -> TokenIds | None:
@@ -136,6 +164,10 @@ class Sequence:
         own_drafts = max(0, len(proposal) - 1) if proposal.parents is None else 0
         self.drafter.cached_tokens = read_tokens + own_drafts
 
+    def read_ahead_by_drafter(self) -> None:
+        """While the last verification ran, the drafter read all of its drafts: it lacks the last token alone."""
+        self.drafter.cached_tokens = self._length - 1
+
     def commit(self, verified: VerifiedItem, proposal: Proposal) -> TokenChunk:
         """Append the verified tokens, up to where the sequence ends, and return what is new.
 
@@ -149,8 +181,12 @@ class Sequence:
         self.target.cached_tokens = self._length + verified.accepted
         self._tokens[self._length : self._length + len(kept)] = kept
         self._length += len(kept)
-        self._count(proposal, min(verified.accepted, len(kept)), len(kept))
+        self._count(proposal, verified.looked_up, min(verified.accepted, len(kept)), len(kept))
         self.epoch += 1
+        drafted = len(proposal) or verified.looked_up
+        self.outcome = Outcome(self.epoch, drafted, verified.accepted, int(verified.token_ids[-1]))
+        estimate = self.acceptance if len(proposal) else self.lookup_acceptance
+        estimate.observe(proposal_depth(proposal) or verified.looked_up, verified.accepted)
         self.finish_reason = outcome.finish_reason
         usage = self.usage() if outcome.finish_reason else None
         logprobs = verified.logprobs[: len(kept)] if verified.logprobs is not None else None
@@ -172,12 +208,12 @@ class Sequence:
             fallback_rounds=self._fallback_rounds,
         )
 
-    def _count(self, proposal: Proposal, accepted: int, committed: int) -> None:
+    def _count(self, proposal: Proposal, looked_up: int, accepted: int, committed: int) -> None:
         self._verifications += 1
-        self._draft_tokens += len(proposal)
+        self._draft_tokens += len(proposal) or looked_up
         self._accepted_tokens += accepted
         self._verified_tokens += committed
-        missing = proposal_depth(proposal) - len(self._accepted_per_position)
+        missing = (proposal_depth(proposal) or looked_up) - len(self._accepted_per_position)
         self._accepted_per_position.extend([0] * missing)
         for position in range(accepted):
             self._accepted_per_position[position] += 1

@@ -16,10 +16,6 @@ class RoundClock:
     verify_wait_ms: float = 0.0
     verify_compute_ms: float = 0.0
 
-    def drafted(self, wait_ms: float, compute_ms: float) -> None:
-        """Note how long the proposals took."""
-        self.draft_wait_ms, self.draft_compute_ms = wait_ms, compute_ms
-
     def verified(self, wait_ms: float, compute_ms: float) -> None:
         """Note how long the verification took."""
         self.verify_wait_ms, self.verify_compute_ms = wait_ms, compute_ms
@@ -37,28 +33,20 @@ class TotalsCounter:
 
     def add_round(self, clock: RoundClock) -> None:
         """Count a finished round."""
-        totals = self.totals
-        self.totals = replace(
-            totals,
-            rounds=totals.rounds + 1,
-            wall_ms=totals.wall_ms + clock.wall_ms(),
-            draft_wait_ms=totals.draft_wait_ms + clock.draft_wait_ms,
-            draft_compute_ms=totals.draft_compute_ms + clock.draft_compute_ms,
-            verify_wait_ms=totals.verify_wait_ms + clock.verify_wait_ms,
-            verify_compute_ms=totals.verify_compute_ms + clock.verify_compute_ms,
+        self.add(
+            rounds=1,
+            wall_ms=clock.wall_ms(),
+            draft_wait_ms=clock.draft_wait_ms,
+            draft_compute_ms=clock.draft_compute_ms,
+            verify_wait_ms=clock.verify_wait_ms,
+            verify_compute_ms=clock.verify_compute_ms,
         )
 
     def add_commit(self, drafted: int, accepted: int, committed: int) -> None:
         """Count one sequence's verification."""
-        totals = self.totals
-        self.totals = replace(
-            totals,
-            verifications=totals.verifications + 1,
-            draft_tokens=totals.draft_tokens + drafted,
-            accepted_tokens=totals.accepted_tokens + accepted,
-            committed_tokens=totals.committed_tokens + committed,
-        )
+        self.add(verifications=1, draft_tokens=drafted, accepted_tokens=accepted, committed_tokens=committed)
 
-    def add_preemption(self) -> None:
-        """Count a sequence that was taken off its target to make room."""
-        self.totals = replace(self.totals, preemptions=self.totals.preemptions + 1)
+    def add(self, **counts: float) -> None:
+        """Add to the sums of these names."""
+        sums = {name: getattr(self.totals, name) + count for name, count in counts.items() if count}
+        self.totals = replace(self.totals, **sums)

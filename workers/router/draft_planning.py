@@ -1,0 +1,147 @@
+"""What a lane drafts in its next rounds: it tells the policy what was observed, and keeps what that rests on."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from workers.router.ahead import AheadBudget, ahead_budget
+from workers.router.cohorts import form_cohorts, random_cohorts
+from workers.router.config import RouterConfig
+from workers.router.draft_length import DraftCandidate, DraftLengthPolicy, DraftPlan, LaneView
+from workers.router.goodput import RoundTimes
+from workers.router.roster import Roster
+from workers.router.running import RunningSequence
+from workers.router.sequence import Sequence
+from workers.router.step_times import StepTimeFit, StepTimes
+from workers.router.totals import RoundClock
+
+SMOOTHING = 0.1
+LOOKUP_PROBE_ROUNDS = 8
+"""Where looked-up drafts do not pay, they are tried in one of so many rounds."""
+
+
+@dataclass(slots=True)
+class Smoothed:
+    """An exponential average that begins with its first value."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def observe(self, value: float) -> None:
+        """Take another value in."""
+        self.count += 1
+        self.value += (value - self.value) * max(SMOOTHING, 1 / self.count)
+
+
+@dataclass(slots=True)
+class LaneTimes:
+    """Observed times of one target's rounds, ms. `hidden_ms` is draft time that drafting ahead takes off a round."""
+
+    verify: StepTimes = field(default_factory=StepTimes)
+    overhead_ms: Smoothed = field(default_factory=Smoothed)
+    hidden_ms: Smoothed = field(default_factory=Smoothed)
+
+    def observe_round(self, clock: RoundClock, alone: bool, expected_draft_ms: float | None) -> None:
+        """Note a finished round; `alone`: no other one was under way, so that its wait is all its own."""
+        if not alone:
+            return
+        waited_ms = min(clock.draft_compute_ms, clock.draft_wait_ms)
+        self.overhead_ms.observe(max(0.0, clock.wall_ms() - waited_ms - clock.verify_compute_ms))
+        if expected_draft_ms is not None:
+            self.hidden_ms.observe(max(0.0, expected_draft_ms - waited_ms))
+
+
+class DraftPlanner:
+    """Chooses draft lengths and cohorts for the sequences of one target."""
+
+    def __init__(self, policy: DraftLengthPolicy, roster: Roster, config: RouterConfig) -> None:
+        self.times = LaneTimes()
+        self._policy = policy
+        self._roster = roster
+        self._config = config
+        self._cohorts: dict[int, int] = {}
+        self._rounds = 0
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence left the target."""
+        self._cohorts.pop(sequence_id, None)
+        self._policy.forget(sequence_id)
+
+    def plan(self, running: Collection[RunningSequence]) -> DraftPlan:
+        """Return the draft lengths of all sequences of the target, 0 for those that are not drafted for."""
+        sequences = [each.sequence for each in running if each.wants_drafts]
+        candidates = [candidate for sequence in sequences if (candidate := self._candidate(sequence)) is not None]
+        view = LaneView(
+            self.round_times([each.sequence for each in running]),
+            self.times.hidden_ms.value if self._config.draft_ahead else 0.0,
+            self._config.max_cohorts,
+        )
+        return self._policy.plan(candidates, view)
+
+    def round_times(self, sequences: Iterable[Sequence]) -> RoundTimes | None:
+        """Return the times that rounds are planned with, those of the slowest drafter in use; None if not yet known."""
+        verify = self.times.verify.fit_or_flat()
+        drafts = [fit for worker_id in _drafters(sequences) if (fit := self._roster.step_fit(worker_id)) is not None]
+        if verify is None or not drafts:
+            return None
+        return RoundTimes(verify, max(drafts, key=lambda fit: fit.time_ms(1)), self.times.overhead_ms.value)
+
+    def cohorts(self, plan: DraftPlan, sequence_ids: Iterable[int]) -> Mapping[int, int]:
+        """Return the cohort of each sequence; those alike in draft length are together."""
+        lengths = {sequence_id: plan.draft_tokens.get(sequence_id, 0) for sequence_id in sequence_ids}
+        current = {sequence_id: cohort for sequence_id, cohort in self._cohorts.items() if sequence_id in lengths}
+        form = random_cohorts if self._config.grouping == "random" else form_cohorts
+        self._cohorts = dict(form(lengths, plan.groups, current))
+        return self._cohorts
+
+    def lacks_drafter(self, running: RunningSequence) -> bool:
+        """Whether the sequence should be drafted for and has nobody to do it."""
+        sequence = running.sequence
+        wants = running.wants_drafts and min(self._limit(sequence), sequence.remaining_tokens - 1) > 0
+        return wants and not self._roster.is_usable(sequence.drafter.worker_id)
+
+    def lookup_tokens(self, running: RunningSequence, sequences: int) -> int:
+        """Return how many drafts the target may look up for a sequence that gets none, one of `sequences`.
+
+        A draft costs `token_ms` of the target's time, in which it would commit `sequences` tokens per step without.
+        """
+        sequence, verify = running.sequence, self.times.verify.fit_or_flat()
+        if self._config.fallback != "prompt_lookup" or not running.wants_drafts or running.is_check:
+            return 0
+        if verify is not None:
+            value_ms = sequence.lookup_acceptance.rate * verify.time_ms(sequences) / sequences
+            if value_ms < verify.token_ms and sequence.verifications % LOOKUP_PROBE_ROUNDS:
+                return 0
+        return max(0, min(self._limit(sequence), sequence.remaining_tokens - 1))
+
+    def ahead_budget(self, sequences: int, draft_tokens: int, step_tokens: int, drafter: str) -> AheadBudget | None:
+        """Return how much to draft ahead during a step of `step_tokens` tokens."""
+        verify, draft = self.times.verify.fit_or_flat(), self._roster.step_fit(drafter)
+        if not self._config.draft_ahead or verify is None or draft is None or not sequences:
+            return None
+        return ahead_budget(sequences, draft_tokens, verify.time_ms(step_tokens), draft)
+
+    def expected_draft_ms(self, drafter: str | None, steps: int, rows: int) -> float | None:
+        """Return how long drafting takes; None if that is not known."""
+        fit = self._roster.step_fit(drafter)
+        return None if fit is None or not steps else steps * fit.time_ms(rows)
+
+    def _candidate(self, sequence: Sequence) -> DraftCandidate | None:
+        if not self._roster.is_usable(sequence.drafter.worker_id):
+            return None
+        outcome = sequence.outcome
+        return DraftCandidate(
+            sequence.sequence_id,
+            min(self._limit(sequence), max(0, sequence.remaining_tokens - 1)),
+            sequence.acceptance.rate,
+            outcome.drafted if outcome else 0,
+            outcome.accepted if outcome else 0,
+            sequence.verifications,
+        )
+
+    def _limit(self, sequence: Sequence) -> int:
+        requested, most = sequence.request.speculation.max_draft_tokens, self._config.max_draft_tokens
+        return most if requested is None else min(requested, most)
+
+
+def _drafters(sequences: Iterable[Sequence]) -> set[str]:
+    return {sequence.drafter.worker_id for sequence in sequences if sequence.drafter.worker_id is not None}

@@ -1,0 +1,320 @@
+"""A lane's dealings with the drafters: it asks them for drafts, waits no longer than these are worth, drafts ahead."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from workers.errors import LinkError
+from workers.messages import (
+    DraftAheadItem,
+    DraftAheadRequest,
+    DraftAheadResponse,
+    DraftedAheadItem,
+    Proposal,
+    ProposeItem,
+    ProposeRequest,
+    ProposeResponse,
+    Verification,
+)
+from workers.router.ahead import MOST_BRANCHES, AheadBudget
+from workers.router.config import RouterConfig
+from workers.router.detached import detached_task
+from workers.router.goodput import RoundTimes, worth_waiting
+from workers.router.peer import Peer
+from workers.router.roster import Roster
+from workers.router.rounds import (
+    INLINE_READ_TOKENS,
+    PlannedSequence,
+    apply_proposed,
+    proposal_fault,
+    propose_items,
+)
+from workers.router.sequence import Sequence
+from workers.router.step_times import StepTimeFit
+from workers.router.totals import RoundClock, TotalsCounter
+
+LATE_FACTOR = 4.0
+LATE_FLOOR_S = 0.05
+"""Drafts that take longer than this many times what they should, and longer than this, are left out of their round."""
+
+
+@dataclass(frozen=True, slots=True)
+class AheadTicket:
+    """Drafting ahead of the verification at `epoch`, on its way or done; see `WorkerView.generation`."""
+
+    epoch: int
+    generation: int
+    answers: "asyncio.Task[Mapping[int, DraftedAheadItem]]"
+
+
+class Drafting:
+    """Everything between one lane and the drafters. `failed` is told of a drafter that did not answer."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        config: RouterConfig,
+        totals: TotalsCounter,
+        is_current: Callable[[int, int], bool],
+        failed: Callable[[str, LinkError], None],
+    ) -> None:
+        self._roster = roster
+        self._config = config
+        self._totals = totals
+        self._is_current = is_current
+        self._failed = failed
+        self._tickets: dict[int, AheadTicket] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence left the lane."""
+        self._tickets.pop(sequence_id, None)
+
+    # --- drafts for a round ---------------------------------------------------------------------------------
+
+    async def proposals(
+        self, planned: list[PlannedSequence], clock: RoundClock, least_confidence: float, times: RoundTimes | None
+    ) -> dict[int, Proposal]:
+        """Return the proposals to verify in this round, by sequence id.
+
+        What was drafted ahead is there already; the others' drafters are asked, all at once, if by `times` that is
+        worth waiting for. One that fails costs its sequences this round's drafts, and so does one that is late.
+        """
+        began = time.perf_counter()
+        ready = await self._drafted_ahead(planned)
+        if ready and times is not None and not _worth_waiting(planned, ready, times):
+            clock.draft_wait_ms = (time.perf_counter() - began) * 1e3
+            return ready
+        # Drafters come and go while the round waits; it deals with those that are there now.
+        drafters = dict(self._roster)
+        asked = [
+            self._with_draft_blocks(plan, drafters) for plan in planned if plan.sequence.sequence_id not in ready
+        ]
+        contexts = {worker_id: drafter.registration.context_length for worker_id, drafter in drafters.items()}
+        requests = propose_items(
+            asked, contexts, self._config.prefill_chunk_tokens, self._config.verification, least_confidence
+        )
+        sequences = {plan.sequence.sequence_id: plan.sequence for plan in asked}
+        for worker_id, request in requests.reads.items():
+            self._keep(detached_task(self._ask(drafters[worker_id], request, sequences, {})))
+        drafted: dict[int, Proposal] = {}
+        awaited = {
+            self._keep(detached_task(self._ask(drafters[worker_id], request, sequences, drafted, clock))): request
+            for worker_id, request in requests.drafts.items()
+        }
+        if awaited:
+            patience_s = max(self._patience_s(worker_id, request) for worker_id, request in requests.drafts.items())
+            _, late = await asyncio.wait(awaited, timeout=patience_s)
+            self._totals.add(late_drafts=sum(len(awaited[task].items) for task in late))
+        clock.draft_wait_ms = (time.perf_counter() - began) * 1e3
+        # A copy: what comes late must not join the round. Its drafter has read the commits, and that is noted then.
+        return ready | drafted
+
+    def _patience_s(self, worker_id: str, request: ProposeRequest) -> float:
+        fit = self._roster.step_fit(worker_id)
+        if fit is None:
+            return self._config.propose_deadline_s
+        return self._within_deadline(fit, max(item.draft_tokens for item in request.items), len(request.items))
+
+    def _within_deadline(self, fit: StepTimeFit, steps: int, rows: int) -> float:
+        expected_s = steps * fit.time_ms(rows) / 1e3
+        return min(max(LATE_FACTOR * expected_s, LATE_FLOOR_S), self._config.propose_deadline_s)
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _ask(
+        self,
+        drafter: Peer,
+        request: ProposeRequest,
+        sequences: Mapping[int, Sequence],
+        into: dict[int, Proposal],
+        clock: RoundClock | None = None,
+    ) -> None:
+        """Ask one drafter and note what it has read; its proposals come into `into`."""
+        await drafter.releases_sent()
+        # A sequence that left since the round was planned is released already; asking would start it again for ever.
+        items = tuple(item for item in request.items if self._is_current(item.sequence_id, item.epoch))
+        with _reading(sequences[item.sequence_id] for item in items) as generations:
+            sent = ProposeRequest(items)
+            answer = cast(ProposeResponse | None, await self._answer(drafter, sent) if items else None)
+        if answer is None:
+            return
+        self._roster.observe_steps(drafter.worker_id, sent, answer)
+        if clock is not None:
+            clock.draft_compute_ms = max(clock.draft_compute_ms, answer.compute_ms)
+        for item, generation, proposed in zip(items, generations, answer.items, strict=True):
+            into[item.sequence_id] = apply_proposed(sequences[item.sequence_id], generation, item, proposed)
+
+    async def _answer(
+        self, drafter: Peer, message: ProposeRequest | DraftAheadRequest
+    ) -> ProposeResponse | DraftAheadResponse | None:
+        try:
+            answer = await drafter.link.call(message, self._config.propose_deadline_s)
+        except LinkError as error:
+            if self._roster.get(drafter.worker_id) is drafter:
+                self._failed(drafter.worker_id, error)
+            return None
+        return cast(ProposeResponse | DraftAheadResponse, answer)
+
+    def _with_draft_blocks(self, plan: PlannedSequence, drafters: Mapping[str, Peer]) -> PlannedSequence:
+        """Promise blocks at the sequence's drafter; where they run out it drafts less, or does without it for now."""
+        sequence, drafter = plan.sequence, drafters.get(plan.sequence.drafter.worker_id or "")
+        if drafter is None or not plan.drafts or sequence.length > drafter.registration.context_length:
+            return plan
+        # The drafter does not read its last draft, which may therefore stand just outside its context.
+        wanted = min(plan.draft_tokens, drafter.registration.context_length - sequence.length)
+        granted = drafter.ledger.extend(sequence.sequence_id, sequence.length, wanted)
+        if granted is None:
+            drafter.release(sequence.sequence_id)
+            sequence.drafter.assign(None)
+        return plan if granted is None or granted == wanted else replace(plan, draft_tokens=granted)
+
+    # --- drafting ahead -------------------------------------------------------------------------------------
+
+    def draft_ahead(
+        self, verified: Iterable[PlannedSequence], proposals: Mapping[int, Proposal], budget: AheadBudget
+    ) -> None:
+        """Let the drafters go on while the target verifies `proposals`; nothing waits for it here."""
+        items: dict[str, list[tuple[Sequence, DraftAheadItem]]] = {}
+        for plan in verified:
+            item = self._ahead_item(plan, proposals.get(plan.sequence.sequence_id), budget)
+            if item is not None and (worker_id := plan.sequence.drafter.worker_id) is not None:
+                items.setdefault(worker_id, []).append((plan.sequence, item))
+        for worker_id, of_worker in items.items():
+            sequences = [sequence for sequence, _ in of_worker]
+            request = DraftAheadRequest(tuple(item for _, item in of_worker))
+            answers = detached_task(self._ask_ahead(self._roster[worker_id], request, sequences))
+            for sequence in sequences:
+                ticket = AheadTicket(sequence.epoch, sequence.drafter.generation, answers)
+                self._tickets[sequence.sequence_id] = ticket
+
+    def _ahead_item(
+        self, plan: PlannedSequence, proposal: Proposal | None, budget: AheadBudget
+    ) -> DraftAheadItem | None:
+        """Return what to draft ahead for a sequence, if its drafter has caught up and can guess what will be drawn."""
+        sequence, view = plan.sequence, plan.sequence.drafter
+        verification = sequence.request.speculation.verification or self._config.verification
+        if not (plan.samples and plan.draft_tokens and view.worker_id in self._roster) or view.is_reading:
+            return None
+        if verification is Verification.RATIO and sequence.request.sampling.temperature > 0:
+            return None
+        drafts = proposal.token_ids if proposal is not None else sequence.tokens(0, 0)
+        start = min(view.cached_tokens, sequence.length - 1)
+        room = self._roster[view.worker_id].registration.context_length - sequence.length - len(drafts) - 1
+        left = sequence.remaining_tokens - len(drafts) - 2
+        draft_tokens = min(budget.draft_tokens, room, left)
+        if draft_tokens < 1 or sequence.length - start > INLINE_READ_TOKENS:
+            return None
+        # Only what is committed and verified has room for certain; the drafter gives up branches that have none.
+        ledger = self._roster[view.worker_id].ledger
+        if ledger.extend(sequence.sequence_id, sequence.length, len(drafts)) != len(drafts):
+            return None
+        return DraftAheadItem(
+            sequence.sequence_id,
+            plan.epoch,
+            start,
+            sequence.tokens(start, sequence.length),
+            drafts,
+            draft_tokens,
+            budget.branches,
+        )
+
+    async def _ask_ahead(
+        self, drafter: Peer, request: DraftAheadRequest, sequences: list[Sequence]
+    ) -> Mapping[int, DraftedAheadItem]:
+        with _reading(sequences) as generations:
+            answer = cast(DraftAheadResponse | None, await self._answer(drafter, request))
+        if answer is None:
+            return {}
+        for sequence, generation, item in zip(sequences, generations, answer.items, strict=True):
+            if item.lost and sequence.drafter.generation == generation:
+                sequence.drafter.restart()
+        return {item.sequence_id: item for item in answer.items if not item.lost}
+
+    async def _drafted_ahead(self, planned: list[PlannedSequence]) -> dict[int, Proposal]:
+        """Return the proposals that were drafted for what really came.
+
+        Drafters that are still at it are waited for, as they could not draft anything else meanwhile.
+        """
+        tickets = [
+            (plan, ticket)
+            for plan in planned
+            if (ticket := self._tickets.pop(plan.sequence.sequence_id, None)) is not None
+        ]
+        unfinished = {ticket.answers for _, ticket in tickets if not ticket.answers.done()}
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=self._ahead_patience_s(tickets))
+        ready: dict[int, Proposal] = {}
+        for plan, ticket in tickets:
+            if ticket.answers.done() and (proposal := self._take(plan, ticket)) is not None:
+                ready[plan.sequence.sequence_id] = proposal
+        return ready
+
+    def _ahead_patience_s(self, tickets: list[tuple[PlannedSequence, AheadTicket]]) -> float:
+        fits = [self._roster.step_fit(plan.sequence.drafter.worker_id) for plan, _ in tickets]
+        steps = self._config.max_draft_tokens + 1
+        rows = len(tickets) * MOST_BRANCHES
+        return max(
+            self._config.propose_deadline_s if fit is None else self._within_deadline(fit, steps, rows) for fit in fits
+        )
+
+    def _take(self, plan: PlannedSequence, ticket: AheadTicket) -> Proposal | None:
+        """Return what was drafted ahead for the sequence, if it came as expected, and note what its drafter has read."""
+        sequence, outcome = plan.sequence, plan.sequence.outcome
+        drafted = ticket.answers.result().get(sequence.sequence_id)
+        if drafted is None or ticket.generation != sequence.drafter.generation:
+            return None
+        if sequence.epoch != ticket.epoch + 1 or outcome is None or outcome.epoch != sequence.epoch:
+            return None
+        sequence.read_ahead_by_drafter()
+        if plan.draft_tokens == 0:
+            return None
+        proposal = _branch_for(drafted, outcome.accepted, outcome.token_id, plan.draft_tokens)
+        self._totals.add(ahead_hits=int(proposal is not None), ahead_misses=int(proposal is None))
+        return proposal
+
+
+@contextlib.contextmanager
+def _reading(sequences: Iterable[Sequence]) -> Iterator[list[int]]:
+    """Mark the drafters' views as reading, and yield their generations; views that begin anew meanwhile are not."""
+    views = [sequence.drafter for sequence in sequences]
+    generations = [view.generation for view in views]
+    for view in views:
+        view.is_reading = True
+    try:
+        yield generations
+    finally:
+        for view, generation in zip(views, generations, strict=True):
+            if view.generation == generation:
+                view.is_reading = False
+
+
+def _worth_waiting(planned: list[PlannedSequence], ready: Mapping[int, Proposal], times: RoundTimes) -> bool:
+    deciding = [plan for plan in planned if plan.samples]
+    return worth_waiting(
+        np.array([plan.sequence.acceptance.rate for plan in deciding]),
+        np.array([plan.draft_tokens for plan in deciding]),
+        np.array([plan.sequence.sequence_id in ready for plan in deciding]),
+        times,
+    )
+
+
+def _branch_for(drafted: DraftedAheadItem, accepted: int, token_id: int, draft_tokens: int) -> Proposal | None:
+    """Return what was drafted for this outcome, `draft_tokens` of it at most; None if nothing was."""
+    for branch in drafted.branches:
+        if (branch.accepted, branch.token_id) == (accepted, token_id):
+            confidence = branch.proposal.confidence
+            proposal = Proposal(
+                branch.proposal.token_ids[:draft_tokens],
+                confidence=None if confidence is None else confidence[:draft_tokens],
+            )
+            return None if proposal_fault(proposal, draft_tokens) else proposal
+    return None

@@ -1,0 +1,86 @@
+"""The drafters in service, and what is known of each: how fast it is, how often it is right, whether it is benched."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from workers.messages import ProposeRequest, ProposeResponse
+from workers.router.acceptance import AcceptanceBook, AcceptanceEstimate
+from workers.router.breaker import CircuitBreaker
+from workers.router.drafter_choice import DrafterChoice
+from workers.router.peer import Peer
+from workers.router.step_times import StepTimeFit, StepTimes
+
+
+@dataclass(slots=True)
+class DrafterRecord:
+    """One drafter: `step_times` are those of one draft step by its rows."""
+
+    peer: Peer
+    step_times: StepTimes = field(default_factory=StepTimes)
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+
+
+class Roster(Mapping[str, Peer]):
+    """Drafters by worker id."""
+
+    def __init__(self) -> None:
+        self.acceptance = AcceptanceBook()
+        self.choice = DrafterChoice()
+        self._records: dict[str, DrafterRecord] = {}
+
+    def __getitem__(self, worker_id: str) -> Peer:
+        return self._records[worker_id].peer
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, peer: Peer) -> None:
+        """Take a drafter into service."""
+        self._records[peer.worker_id] = DrafterRecord(peer)
+
+    def remove(self, worker_id: str) -> bool:
+        """Take a drafter out of service; False if it was not in it."""
+        self.acceptance.forget(worker_id)
+        return self._records.pop(worker_id, None) is not None
+
+    def record(self, worker_id: str | None) -> DrafterRecord | None:
+        """Return what is known of a drafter, None if it is not in service."""
+        return self._records.get(worker_id) if worker_id is not None else None
+
+    def is_usable(self, worker_id: str | None) -> bool:
+        """Whether the drafter is in service and may draft now."""
+        record = self.record(worker_id)
+        return record is not None and record.breaker.allows(time.monotonic())
+
+    def step_fit(self, worker_id: str | None) -> StepTimeFit | None:
+        """Return the time of one draft step by its rows; None if it was never measured."""
+        record = self.record(worker_id)
+        return None if record is None else record.step_times.fit_or_flat()
+
+    def sequence_estimate(self, worker_id: str, traffic_class: str) -> AcceptanceEstimate:
+        """Return what to expect of the drafter's guesses at a new sequence."""
+        return self.acceptance.sequence_estimate(worker_id, traffic_class)
+
+    def observe_steps(self, worker_id: str, request: ProposeRequest, answer: ProposeResponse) -> None:
+        """Note how long the drafter took for its steps; what it read on the way counts for nothing."""
+        record = self.record(worker_id)
+        drafted = [len(item.proposal) for item in answer.items]
+        if record is not None and (steps := max(drafted, default=0)):
+            record.step_times.observe(len(request.items), answer.compute_ms / steps)
+
+    def observe_verification(
+        self, worker_id: str, traffic_class: str, drafted: int, accepted: int, break_even: float
+    ) -> bool:
+        """Note what became of the drafter's proposal; True if this is what benches it."""
+        record = self.record(worker_id)
+        if record is None:
+            return False
+        self.acceptance.observe(worker_id, traffic_class, drafted, accepted)
+        self.choice.observe(traffic_class, record.peer.registration.name, drafted, accepted)
+        now, used = time.monotonic(), record.breaker.is_closed
+        record.breaker.observe(drafted, accepted, break_even, now)
+        return used and not record.breaker.is_closed
