@@ -10,7 +10,7 @@ from workers.engine.config import EngineConfig
 from workers.errors import ConfigurationError
 from workers.messages import Verification
 from workers.router.config import RouterConfig
-from workers.router.draft_length import PolicyName
+from workers.router.draft_length import DraftLengthName
 
 DataType = Literal["float32", "bfloat16", "float16"]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
@@ -103,7 +103,9 @@ class SpeculationSection(_Section):
     """How much to draft, and how much of what came of it to check."""
 
     max_draft_tokens: int = Field(8, ge=0, le=32, description="the longest draft; 0 is plain decoding")
-    draft_length_policy: PolicyName = Field("goodput", description="how many tokens to draft, up to the longest draft")
+    draft_length_policy: DraftLengthName = Field(
+        "goodput", description="how many tokens to draft, up to the longest draft"
+    )
     draft_ahead: bool = Field(True, description="drafters go on while the target verifies, where they have time to")
     max_cohorts: int = Field(2, ge=1, le=8, description="cohorts of one target that may be under way at a time")
     grouping: Literal["acceptance", "random"] = Field("acceptance", description="random: to see what grouping is worth")

@@ -50,6 +50,12 @@ def toy_logprobs(tokens: Sequence[int], start: int, likeliest: int) -> TokenLogp
     )
 
 
+def toy_lookup(tokens: Sequence[int], most: int) -> list[int]:
+    """Continue as the last token was continued before, by `most` tokens at most."""
+    earlier = [position for position, token in enumerate(tokens[:-1]) if token == tokens[-1]]
+    return list(tokens[earlier[-1] + 1 :][:most]) if earlier else []
+
+
 Guess = Callable[[Sequence[int], SamplingParams], int]
 
 

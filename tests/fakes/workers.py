@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
-from tests.fakes.toy import FIRST_TOY_OUTPUT, TOY_VOCABULARY, Guess, toy_logprobs, toy_next
+from tests.fakes.toy import FIRST_TOY_OUTPUT, TOY_VOCABULARY, Guess, toy_logprobs, toy_lookup, toy_next
 from workers.errors import DeadlineExceededError, LinkClosedError, LinkError
 from workers.messages import (
     Branch,
@@ -34,7 +34,6 @@ from workers.messages import (
     WorkerStats,
     token_ids,
 )
-
 
 StepRequest: TypeAlias = ProposeRequest | DraftAheadRequest | VerifyRequest
 
@@ -233,13 +232,22 @@ class ScriptedTarget(ScriptedWorker):
         """See `workers.engine.verifier.Verifier.verify`."""
         assert isinstance(message, VerifyRequest)
         followed = self.follow(message.items)
+        items = []
         for item in message.items:
             self.require(item.sample or not len(item.proposal), "drafts where nothing is drawn")
+            self.require(item.sample or not item.lookup_tokens, "lookups where nothing is drawn")
             if held := followed.get(item.sequence_id):
+                if item.lookup_tokens and not len(item.proposal):
+                    item = replace(item, proposal=Proposal(token_ids(toy_lookup(held.tokens, item.lookup_tokens))))
                 held.tokens += [int(token) for token in item.proposal.token_ids]
+            items.append(item)
         self.check_room()
-        answers = (self._verified(item, followed.get(item.sequence_id), epochs_late) for item in message.items)
-        tokens = sum(len(item.committed) + len(item.proposal) for item in message.items)
+        verified = (self._verified(item, followed.get(item.sequence_id), epochs_late) for item in items)
+        answers = [
+            replace(answer, looked_up=len(item.proposal) if item.proposal is not sent.proposal else 0)
+            for answer, item, sent in zip(verified, items, message.items, strict=True)
+        ]
+        tokens = sum(len(item.committed) + len(item.proposal) for item in items)
         return VerifyResponse(tuple(answers), compute_ms=1.0 + tokens * self.token_ms, read_tokens=tokens)
 
     def _verified(self, item: VerifyItem, held: HeldSequence | None, epochs_late: int) -> VerifiedItem:

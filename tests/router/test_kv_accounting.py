@@ -16,8 +16,8 @@ from tests.fakes import (
     toy_next,
 )
 from tests.router.helpers import (
-    ChangingLengths,
     Answer,
+    ChangingLengths,
     ask,
     ask_all,
     assert_nothing_is_left,

@@ -1,7 +1,5 @@
 """Whatever the drafter does, the text is the target's own."""
 
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +45,8 @@ shapes = st.lists(
             "prefill_chunk_tokens": st.sampled_from([3, 16, 512]),
             "max_batch_sequences": st.sampled_from([1, 2, 32]),
             "max_running_sequences": st.sampled_from([1, 3, 64]),
+            "draft_ahead": st.booleans(),
+            "fallback": st.sampled_from(["none", "prompt_lookup"]),
         }
     ),
     drafter_context=st.sampled_from([8, 30, 256]),
@@ -162,17 +162,25 @@ def test_a_request_may_switch_speculation_off_or_name_its_drafter() -> None:
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8),
     guess=guesses,
     shapes=shapes,
+    cohorts=st.integers(1, 4),
+    draft_ahead=st.booleans(),
     drafter_context=st.sampled_from([30, 256]),
 )
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_draft_length_that_changes_every_round_changes_no_token(
-    lengths: list[int], guess: Guess, shapes: list[tuple[int, int, int | None]], drafter_context: int
+    lengths: list[int],
+    guess: Guess,
+    shapes: list[tuple[int, int, int | None]],
+    cohorts: int,
+    draft_ahead: bool,
+    drafter_context: int,
 ) -> None:
     asked = [request(length, max_tokens, number) for number, (length, max_tokens, _) in enumerate(shapes)]
     target, drafter = ScriptedTarget(), ScriptedDrafter(guess, context_length=drafter_context)
 
     async def test() -> None:
-        async with serving(target, drafter, policy=ChangingLengths(lengths)) as router:
+        policy = ChangingLengths(lengths)
+        async with serving(target, drafter, policy=policy, max_cohorts=cohorts, draft_ahead=draft_ahead) as router:
             answers = await ask_all(router, asked)
             assert [answer.tokens for answer in answers] == [plainly(each) for each in asked]
             await assert_nothing_is_left(router, target, drafter)

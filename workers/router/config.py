@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from workers.messages import Verification
+from workers.router.draft_length import DraftLengthName
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class RouterConfig:
     """
 
     max_draft_tokens: int = 4
-    draft_length_policy: str = "fixed"
+    draft_length_policy: DraftLengthName = "fixed"
     draft_ahead: bool = False
     max_cohorts: int = 1
     grouping: str = "acceptance"

@@ -11,7 +11,7 @@ from workers.router.goodput import RoundTimes
 from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
-from workers.router.step_times import StepTimeFit, StepTimes
+from workers.router.step_times import StepTimes
 from workers.router.totals import RoundClock
 
 SMOOTHING = 0.1

@@ -1,3 +1,6 @@
 class DrafterChoice:
-    def choose(self, c, names): return names[0]
-    def observe(self, *a): pass
+    def choose(self, c, names):
+        return names[0]
+
+    def observe(self, *a):
+        pass

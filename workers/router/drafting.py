@@ -16,7 +16,6 @@ from workers.messages import (
     DraftAheadResponse,
     DraftedAheadItem,
     Proposal,
-    ProposeItem,
     ProposeRequest,
     ProposeResponse,
     Verification,
@@ -92,9 +91,7 @@ class Drafting:
             return ready
         # Drafters come and go while the round waits; it deals with those that are there now.
         drafters = dict(self._roster)
-        asked = [
-            self._with_draft_blocks(plan, drafters) for plan in planned if plan.sequence.sequence_id not in ready
-        ]
+        asked = [self._with_draft_blocks(plan, drafters) for plan in planned if plan.sequence.sequence_id not in ready]
         contexts = {worker_id: drafter.registration.context_length for worker_id, drafter in drafters.items()}
         requests = propose_items(
             asked, contexts, self._config.prefill_chunk_tokens, self._config.verification, least_confidence

@@ -214,9 +214,7 @@ class Lane:
                 sequence.count_fallback_round()
         wanted = max(plan.draft_tokens, lookup_tokens)
         granted = self.target.ledger.extend(sequence.sequence_id, sequence.length, wanted) or 0
-        return replace(
-            plan, draft_tokens=min(plan.draft_tokens, granted), lookup_tokens=min(lookup_tokens, granted)
-        )
+        return replace(plan, draft_tokens=min(plan.draft_tokens, granted), lookup_tokens=min(lookup_tokens, granted))
 
     def _is_at(self, sequence_id: int, epoch: int) -> bool:
         """Whether the sequence still is as it was when the round was planned: it may have ended, or moved."""

@@ -68,9 +68,7 @@ def plan_round(
         limit = max(0, min(draft_lengths[sequence.sequence_id], sequence.remaining_tokens - 1))
         draft_tokens = limit if target_end == sequence.length else 0
         planned.append(
-            PlannedSequence(
-                sequence, sequence.epoch, target_end, draft_tokens, limit > 0, sequence.drafter.worker_id
-            )
+            PlannedSequence(sequence, sequence.epoch, target_end, draft_tokens, limit > 0, sequence.drafter.worker_id)
         )
     return planned
 

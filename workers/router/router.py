@@ -5,6 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from workers.decoding.detokenizer import IncrementalDetokenizer
@@ -22,7 +23,7 @@ from workers.messages import (
 )
 from workers.router.config import RouterConfig
 from workers.router.detached import detached_task
-from workers.router.draft_length import DraftLengthPolicy, build_policy
+from workers.router.draft_length import DraftLengthOptions, DraftLengthPolicy, draft_length_policy
 from workers.router.lane import Lane, LaneEvents
 from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
@@ -51,7 +52,8 @@ class Router:
     ) -> None:
         self._config = config
         self._make_detokenizer = make_detokenizer
-        self._make_policy = make_policy or (lambda: build_policy(config.draft_length_policy))
+        options = DraftLengthOptions(fixed_groups=config.max_cohorts)
+        self._make_policy = make_policy or partial(draft_length_policy, config.draft_length_policy, options)
         self._totals = TotalsCounter()
         self._drafters = Roster()
         self._lanes: dict[str, Lane] = {}

@@ -1,0 +1,103 @@
+"""Several cohorts of one target under way at a time, and drafts that nobody waits for."""
+
+import asyncio
+import time
+
+from tests.fakes import HoldingLink, ScriptedDrafter, ScriptedTarget
+from tests.router.helpers import (
+    ChangingLengths,
+    ask,
+    ask_all,
+    assert_nothing_is_left,
+    plainly,
+    request,
+    run,
+    serving,
+    until,
+)
+from workers.messages import ProposeRequest, VerifyRequest
+
+
+def test_while_one_cohort_is_verified_the_other_is_drafted_for_and_waits_at_the_target() -> None:
+    asked = [request(max_tokens=30, number=number) for number in range(4)]
+
+    async def test() -> None:
+        target, drafter = ScriptedTarget(), ScriptedDrafter()
+        link = HoldingLink(target, held_step=6)
+        async with serving(drafter, max_cohorts=2, policy=ChangingLengths([3])) as router:
+            await router.register(target.registration, link)
+            answers = asyncio.create_task(ask_all(router, asked))
+            await link.holding.wait()
+            sent = [message for message in target.messages if isinstance(message, VerifyRequest)]
+            held = {item.sequence_id for item in sent[6].items}
+            await until(lambda: target.steps > 7)
+            queued = [message for message in target.messages if isinstance(message, VerifyRequest)][7]
+            assert held and not held & {item.sequence_id for item in queued.items}
+            assert len(held) + len(queued.items) == 4
+            assert all(len(item.proposal) for item in queued.items)
+            link.release.set()
+            assert [answer.tokens for answer in await answers] == [plainly(each) for each in asked]
+            await assert_nothing_is_left(router, target, drafter)
+
+    run(test)
+
+
+def test_a_drafter_reads_a_long_prompt_while_the_target_goes_on() -> None:
+    asked = request(length=100, max_tokens=40)
+
+    async def test() -> None:
+        target, drafter = ScriptedTarget(), ScriptedDrafter()
+        async with serving(target, drafter, max_draft_tokens=4, prefill_chunk_tokens=40) as router:
+            answer = await ask(router, asked)
+            assert answer.tokens == plainly(asked)
+            assert answer.usage.draft_tokens == answer.usage.accepted_tokens > 20
+            reads = [item for each in drafter.messages if isinstance(each, ProposeRequest) for item in each.items]
+            assert max(len(item.committed) for item in reads if not item.draft_tokens) == 40
+            assert all(len(item.committed) <= 32 for item in reads if item.draft_tokens)
+
+    run(test)
+
+
+def test_late_drafts_are_left_out_and_their_drafter_drafts_again_when_it_has_answered() -> None:
+    asked = request(max_tokens=120)
+
+    async def test() -> None:
+        target, drafter = ScriptedTarget(delay_s=0.002), ScriptedDrafter()
+        async with serving(target, drafter, max_draft_tokens=4) as router:
+            task = asyncio.create_task(ask(router, asked))
+            await until(lambda: target.steps > 4)
+            drafter.delay_s = 0.15
+            await until(lambda: any(running.sequence.drafter.is_reading for running in router._running()))
+            drafter.delay_s = 0.0
+            began = time.perf_counter()
+            answer = await task
+            totals = (await router.status()).totals
+            assert answer.tokens == plainly(asked)
+            assert totals.late_drafts >= 1
+            assert "draft-0" in {peer.worker_id for peer in router._peers()}
+            # Rounds without drafts, then rounds with drafts again.
+            assert answer.usage.draft_tokens == answer.usage.accepted_tokens
+            assert 120 // 5 < answer.usage.verifications < 120
+            assert time.perf_counter() - began < 30
+            await assert_nothing_is_left(router, target, drafter)
+
+    run(test)
+
+
+def test_a_target_looks_drafts_up_for_those_without_a_drafter() -> None:
+    asked = [request(max_tokens=40, number=number) for number in range(3)]
+
+    async def test() -> None:
+        target = ScriptedTarget()
+        async with serving(target, max_draft_tokens=4, fallback="prompt_lookup") as router:
+            answers = await ask_all(router, asked)
+            assert [answer.tokens for answer in answers] == [plainly(each) for each in asked]
+            usages = [answer.usage for answer in answers]
+            totals = (await router.status()).totals
+            assert totals.looked_up_tokens == sum(usage.draft_tokens for usage in usages) > 0
+            assert all(usage.drafter is None and usage.fallback_rounds > 0 for usage in usages)
+            off = await ask(router, request(max_tokens=40, number=1, enabled=False))
+            assert (off.usage.draft_tokens, off.tokens) == (0, plainly(asked[1]))
+            await assert_nothing_is_left(router, target)
+
+    run(test)
