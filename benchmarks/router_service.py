@@ -17,7 +17,7 @@ from workers.emulated.sequences import SyntheticSize
 from workers.emulated.stretched import EmulatedDrafter, EmulatedTarget
 from workers.emulated.target import SyntheticTarget
 from workers.emulated.thread_link import ThreadLink
-from workers.emulated.timing import DrafterTiming, TargetTiming
+from workers.emulated.timing import DrafterTiming, EmulatedUsage, TargetTiming
 from workers.messages import (
     GenerationFailed,
     GenerationRequest,
@@ -118,11 +118,25 @@ class EmulatedService:
         return sum(drafter.usage.steps for drafter in self.drafters)
 
     @property
+    def devices(self) -> list[EmulatedUsage]:
+        """What the emulated devices have done; a drafter's proposals and its drafting ahead are two entries."""
+        drafting = [usage for drafter in self.drafters for usage in (drafter.usage, drafter.ahead_usage)]
+        return [*(target.usage for target in self.targets), *drafting]
+
+    @property
+    def steps(self) -> int:
+        """How many steps the emulated devices took."""
+        return sum(usage.steps for usage in self.devices)
+
+    @property
     def overruns(self) -> int:
         """How many steps took longer than the emulated device would have."""
-        devices = [*(target.usage for target in self.targets), *(drafter.usage for drafter in self.drafters)]
-        devices += [drafter.ahead_usage for drafter in self.drafters]
-        return sum(usage.overruns for usage in devices)
+        return sum(usage.overruns for usage in self.devices)
+
+    @property
+    def late_ms(self) -> float:
+        """How much too late steps ended, together: no fault of the router, but in its rounds."""
+        return sum(usage.late_ms for usage in self.devices)
 
 
 @contextlib.asynccontextmanager

@@ -68,6 +68,7 @@ class Run:
     answers: list[Answer]
     totals: RoundTotals
     propose_steps: int
+    late_ms: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -86,9 +87,9 @@ class Run:
 
     @property
     def overhead_ms(self) -> float:
-        """What a synchronous round took beside the devices."""
+        """What a synchronous round took beside the devices, whose waking up late is left out."""
         totals = self.totals
-        return (totals.wall_ms - totals.draft_compute_ms - totals.verify_compute_ms) / totals.rounds
+        return (totals.wall_ms - totals.draft_compute_ms - totals.verify_compute_ms - self.late_ms) / totals.rounds
 
 
 async def one_by_one(
@@ -100,7 +101,8 @@ async def one_by_one(
     async with serving(one_drafter(acceptance), config) as service:
         began = time.perf_counter()
         answers = await ask_all(service.router, requests, concurrency=1)
-        return Run(time.perf_counter() - began, answers, await service.totals(), service.propose_steps)
+        seconds = time.perf_counter() - began
+        return Run(seconds, answers, await service.totals(), service.propose_steps, service.late_ms)
 
 
 async def bounds(quick: bool) -> list[Row]:
@@ -135,6 +137,7 @@ async def _bound(acceptance: float, ahead: bool, quick: bool) -> list[Row]:
         Row(f"{case}, bound of the accepted length seen", run.tokens_per_s, UNIT, own, run.tokens_per_s / own),
         Row(f"{case}: accepted length", run.accepted_length, "tokens", expected, run.accepted_length / expected),
         last,
+        Row(f"{case}: devices waking up late", run.late_ms / run.totals.rounds, "ms/round"),
     ]
 
 

@@ -76,7 +76,7 @@ async def measure(layout: ServiceLayout, config: RouterConfig, load: Load) -> Wi
 
 async def _window(service: EmulatedService, clients: Clients, seconds: float) -> Window:
     before, tokens = await service.totals(), clients.tokens
-    busy_ms, steps, overruns = service.busy_ms, _steps(service), service.overruns
+    busy_ms, steps, overruns = service.busy_ms, service.steps, service.overruns
     began, loop_began, cpu_began = time.perf_counter(), time.thread_time(), time.process_time()
     await clients.wait(seconds)
     elapsed = time.perf_counter() - began
@@ -92,13 +92,8 @@ async def _window(service: EmulatedService, clients: Clients, seconds: float) ->
         busy_share=(service.busy_ms - busy_ms) / 1e3 / elapsed / len(service.targets),
         loop_share=loop_s / elapsed,
         cpu_share=cpu_s / elapsed,
-        overrun_share=(service.overruns - overruns) / max(1, _steps(service) - steps),
+        overrun_share=(service.overruns - overruns) / max(1, service.steps - steps),
     )
-
-
-def _steps(service: EmulatedService) -> int:
-    drafting = sum(drafter.usage.steps + drafter.ahead_usage.steps for drafter in service.drafters)
-    return drafting + sum(target.usage.steps for target in service.targets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ def test_a_step_that_was_computed_too_late_is_an_overrun_and_says_how_long_it_to
     assert device.usage.overruns == 1
     assert device.usage.overrun_ms >= 600.0
     assert device.usage.busy_ms == took_ms
+    assert device.usage.late_ms >= 0
     assert device.finish(time.perf_counter(), 5.0, 3) == 5.0
     assert (device.usage.steps, device.usage.tokens, device.usage.overruns) == (2, 6, 1)
 
