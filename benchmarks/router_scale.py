@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.harness import Row
 from benchmarks.router_service import (
     LANGUAGE,
-    SIZE,
     DrafterLayout,
     ServiceLayout,
     ask_all,
@@ -45,8 +44,8 @@ async def scale(quick: bool) -> list[Row]:
         alone = alone or window.rounds_per_s
         case, bound = f"scale: {targets} targets, {8 * targets} streams", alone * targets
         rows += [
-            Row(case, window.rounds_per_s, "rounds/s, emulated", bound, window.rounds_per_s / bound),
-            Row(case, window.tokens_per_s, UNIT),
+            Row(f"{case}: rounds", window.rounds_per_s, "rounds/s, emulated", bound, window.rounds_per_s / bound),
+            Row(f"{case}: tokens", window.tokens_per_s, UNIT),
             Row(f"{case}: event loop", window.loop_share, "of a core"),
             Row(f"{case}: whole process, workers included", window.cpu_share, "of a core"),
             Row(f"{case}: overruns", window.overrun_share, "of the steps"),
@@ -105,10 +104,10 @@ class SyntheticWorker:
     def __init__(self, layout: ServiceLayout, role: WorkerRole) -> None:
         self._worker: EmulatedTarget | EmulatedDrafter
         if role is WorkerRole.TARGET:
-            self._worker = EmulatedTarget(SyntheticTarget(LANGUAGE, SIZE), layout.target_timing)
+            self._worker = EmulatedTarget(SyntheticTarget(LANGUAGE, layout.size), layout.target_timing)
         else:
             drafter = layout.drafters[0]
-            self._worker = EmulatedDrafter(SyntheticDrafter(LANGUAGE, SIZE, drafter.profile), drafter.timing)
+            self._worker = EmulatedDrafter(SyntheticDrafter(LANGUAGE, layout.size, drafter.profile), drafter.timing)
 
     def handle(self, message: WorkerRequest) -> WorkerResponse | None:
         """Answer one message of the link protocol."""

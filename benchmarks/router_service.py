@@ -66,12 +66,13 @@ class DrafterLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLayout:
-    """Targets that are alike, and drafters."""
+    """Targets that are alike, and drafters; all workers have the same `size`."""
 
     drafters: tuple[DrafterLayout, ...]
     targets: int = 1
     target_timing: TargetTiming = TARGET_TIMING
     hop_ms: float = 0.0
+    size: SyntheticSize = SIZE
 
 
 def router_config(**overrides: Any) -> RouterConfig | None:
@@ -84,9 +85,9 @@ def router_config(**overrides: Any) -> RouterConfig | None:
     return replace(base, **{name: value for name, value in overrides.items() if name in known})
 
 
-def registration(role: WorkerRole, worker_id: str, name: str) -> WorkerRegistration:
+def registration(role: WorkerRole, worker_id: str, name: str, size: SyntheticSize = SIZE) -> WorkerRegistration:
     """Return what a synthetic worker says of itself."""
-    sizes = (LANGUAGE.vocabulary_size, SIZE.context_length, SIZE.block_tokens, SIZE.total_blocks)
+    sizes = (LANGUAGE.vocabulary_size, size.context_length, size.block_tokens, size.total_blocks)
     return WorkerRegistration(worker_id, role, name, (os.getpid(),), *sizes)
 
 
@@ -146,29 +147,29 @@ async def serving(layout: ServiceLayout, config: RouterConfig) -> AsyncIterator[
 
     async def register(worker: EmulatedTarget | EmulatedDrafter, role: WorkerRole, name: str) -> None:
         links.append(ThreadLink(worker, layout.hop_ms))
-        await service.router.register(registration(role, f"{role}-{len(links)}", name), links[-1])
+        await service.router.register(registration(role, f"{role}-{len(links)}", name, layout.size), links[-1])
 
     try:
         for _ in range(layout.targets):
-            target = EmulatedTarget(SyntheticTarget(LANGUAGE, SIZE), layout.target_timing)
+            target = EmulatedTarget(SyntheticTarget(LANGUAGE, layout.size), layout.target_timing)
             service.targets.append(target)
             await register(target, WorkerRole.TARGET, "synthetic")
         for index, each in enumerate(layout.drafters):
-            guesser = SyntheticDrafter(LANGUAGE, SIZE, each.profile, f"{each.name} {index}")
+            guesser = SyntheticDrafter(LANGUAGE, layout.size, each.profile, f"{each.name} {index}")
             service.drafters.append(EmulatedDrafter(guesser, each.timing))
             await register(service.drafters[-1], WorkerRole.DRAFT, each.name)
         yield service
-        await _all_released(service)
+        await _all_released(service, layout.size.total_blocks)
     finally:
         await service.router.close()
         for link in links:
             await asyncio.to_thread(link.close)
 
 
-async def _all_released(service: EmulatedService, patience_s: float = 5.0) -> None:
+async def _all_released(service: EmulatedService, total_blocks: int, patience_s: float = 5.0) -> None:
     workers: list[EmulatedTarget | EmulatedDrafter] = [*service.targets, *service.drafters]
     for _ in range(int(patience_s / 0.01)):
-        if all(worker.stats().free_blocks == SIZE.total_blocks for worker in workers):
+        if all(worker.stats().free_blocks == total_blocks for worker in workers):
             return
         await asyncio.sleep(0.01)
     raise WrongTextError("KV blocks are still held after all requests ended")

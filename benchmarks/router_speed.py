@@ -21,6 +21,7 @@ from workers.messages import RoundTotals, SpeculationOptions
 from workers.router.config import RouterConfig
 
 MAX_DRAFT_TOKENS = 8
+LIKELY_HIT_RATE = 0.7
 UNIT = "tokens/s, emulated"
 SYNCHRONOUS = {"draft_length_policy": "fixed", "draft_ahead": False, "max_cohorts": 1}
 
@@ -55,9 +56,9 @@ def round_ms(draft_tokens: int, hit_rate: float = 0.0) -> float:
     return hit_rate * max(verify_ms, draft_ms) + (1 - hit_rate) * (verify_ms + draft_ms)
 
 
-def best_draft_tokens(acceptance: float) -> int:
-    """Return the k whose synchronous bound is highest."""
-    return max(range(MAX_DRAFT_TOKENS + 1), key=lambda k: accepted_length(acceptance, k) / round_ms(k))
+def best_draft_tokens(acceptance: float, hit_rate: float = 0.0) -> int:
+    """Return the k whose bound is highest."""
+    return max(range(MAX_DRAFT_TOKENS + 1), key=lambda k: accepted_length(acceptance, k) / round_ms(k, hit_rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ async def bounds(quick: bool) -> list[Row]:
 
 
 async def _bound(acceptance: float, ahead: bool, quick: bool) -> list[Row]:
-    draft_tokens = best_draft_tokens(acceptance)
+    draft_tokens = best_draft_tokens(acceptance, LIKELY_HIT_RATE if ahead else 0.0)
     config = router_config(max_draft_tokens=draft_tokens, **SYNCHRONOUS | {"draft_ahead": ahead})
     case = f"bounds: a = {acceptance:g}, k = {draft_tokens}, {'drafting ahead' if ahead else 'synchronous'}"
     if config is None:

@@ -38,7 +38,8 @@ class TargetTiming:
 class DrafterTiming:
     """A drafter's passes, one per draft: `step_ms`, and `row_ms` for each row. The defaults are like 1B on an L4.
 
-    A row's first token is part of that; each further one that the first pass reads takes `read_token_ms`.
+    A row's first token is part of that; each further one that the first pass reads takes `read_token_ms`, also where a
+    part of them was found cached, which a drafter does not tell.
     """
 
     step_ms: float = 4.0
