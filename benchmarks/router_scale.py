@@ -1,0 +1,135 @@
+"""What rounds cost beside the devices, and how many of them one router can run."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from benchmarks.harness import Row
+from benchmarks.router_service import (
+    LANGUAGE,
+    DrafterLayout,
+    ServiceLayout,
+    ask_all,
+    no_detokenizer,
+    registration,
+    router_config,
+    serving,
+    traffic,
+)
+from benchmarks.router_speed import SYNCHRONOUS, UNIT, one_drafter
+from benchmarks.router_windows import Load, measure, one_class
+from workers.emulated.drafter import SyntheticDrafter
+from workers.emulated.language import AcceptanceProfile
+from workers.emulated.stretched import EmulatedDrafter, EmulatedTarget
+from workers.emulated.target import SyntheticTarget
+from workers.emulated.thread_link import answer
+from workers.messages import RoundTotals, WorkerRequest, WorkerResponse, WorkerRole
+from workers.router.config import RouterConfig
+from workers.router.router import Router
+
+DRAFT_TOKENS = 4
+
+
+async def scale(quick: bool) -> list[Row]:
+    """More and more targets, with a drafter each: how far rounds per second grow, and the router's processor time."""
+    warm_s, measure_s = (0.7, 1.5) if quick else (3.0, 10.0)
+    config = router_config(draft_length_policy="fixed", max_draft_tokens=DRAFT_TOKENS)
+    assert config is not None
+    rows: list[Row] = []
+    alone = 0.0
+    for targets in (1, 2, 4, 8):
+        layout = ServiceLayout((DrafterLayout(AcceptanceProfile((0.8,))),) * targets, targets)
+        window = await measure(layout, config, Load(8 * targets, one_class, warm_s, measure_s))
+        alone = alone or window.rounds_per_s
+        case, bound = f"scale: {targets} targets, {8 * targets} streams", alone * targets
+        rows += [
+            Row(f"{case}: rounds", window.rounds_per_s, "rounds/s, emulated", bound, window.rounds_per_s / bound),
+            Row(f"{case}: tokens", window.tokens_per_s, UNIT),
+            Row(f"{case}: event loop", window.loop_share, "of a core"),
+            Row(f"{case}: whole process, workers included", window.cpu_share, "of a core"),
+            Row(f"{case}: overruns", window.overrun_share, "of the steps"),
+        ]
+    return rows
+
+
+async def overhead(quick: bool) -> list[Row]:
+    """What a synchronous round takes beside the devices, with workers in threads."""
+    return await _overhead("threads", serving_in_threads, quick)
+
+
+async def overhead_with_ray(quick: bool) -> list[Row]:
+    """The same with workers in Ray actors, in a Ray of its own."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        return await _overhead("Ray actors", serving_with_ray, quick)
+    finally:
+        ray.shutdown()
+
+
+async def _overhead(kind: str, serve: Any, quick: bool) -> list[Row]:
+    config = router_config(max_draft_tokens=DRAFT_TOKENS, **SYNCHRONOUS)
+    assert config is not None
+    rows = []
+    for streams in (1, 8):
+        requests = [traffic(index, 64 if quick else 256) for index in range(streams)]
+        async with serve(one_drafter(0.8), config) as router:
+            # The first round of a process pays for much that later ones find done.
+            await ask_all(router, [traffic(1_000, 8)], 1)
+            before = (await router.status()).totals
+            await ask_all(router, requests, streams)
+            after = (await router.status()).totals
+        rows.append(Row(f"overhead: {kind}, {streams} streams, k = {DRAFT_TOKENS}", _beside(before, after), "ms/round"))
+    return rows
+
+
+def _beside(before: RoundTotals, after: RoundTotals) -> float:
+    """Milliseconds per round in which no device computed."""
+    computed_ms = after.draft_compute_ms + after.verify_compute_ms - before.draft_compute_ms - before.verify_compute_ms
+    return (after.wall_ms - before.wall_ms - computed_ms) / (after.rounds - before.rounds)
+
+
+@contextlib.asynccontextmanager
+async def serving_in_threads(layout: ServiceLayout, config: RouterConfig) -> AsyncIterator[Router]:
+    """Run the router with workers in threads."""
+    async with serving(layout, config) as service:
+        yield service.router
+
+
+class SyntheticWorker:
+    """A synthetic worker in a process of its own, answering like the worker actors."""
+
+    def __init__(self, layout: ServiceLayout, role: WorkerRole) -> None:
+        self._worker: EmulatedTarget | EmulatedDrafter
+        if role is WorkerRole.TARGET:
+            self._worker = EmulatedTarget(SyntheticTarget(LANGUAGE, layout.size), layout.target_timing)
+        else:
+            drafter = layout.drafters[0]
+            self._worker = EmulatedDrafter(SyntheticDrafter(LANGUAGE, layout.size, drafter.profile), drafter.timing)
+
+    def handle(self, message: WorkerRequest) -> WorkerResponse | None:
+        """Answer one message of the link protocol."""
+        return answer(self._worker, message)
+
+
+@contextlib.asynccontextmanager
+async def serving_with_ray(layout: ServiceLayout, config: RouterConfig) -> AsyncIterator[Router]:
+    """Run the router with one target and one drafter as Ray actors."""
+    import ray
+
+    from workers.links import RayLink
+
+    actor: Any = ray.remote(max_restarts=0, max_task_retries=0, num_cpus=0)(SyntheticWorker)
+    router, actors = Router(config, no_detokenizer), []
+    try:
+        for role in (WorkerRole.TARGET, WorkerRole.DRAFT):
+            actors.append(actor.remote(layout, role))
+            await router.register(registration(role, f"{role}-0", "synthetic"), RayLink(actors[-1]))
+        yield router
+    finally:
+        await router.close()
+        for each in actors:
+            ray.kill(each)
+        await asyncio.sleep(0)
