@@ -25,11 +25,6 @@ class RouterConfig:
     """
 
     max_draft_tokens: int = 4
-    draft_length_policy: DraftLengthName = "fixed"
-    draft_ahead: bool = False
-    max_cohorts: int = 1
-    grouping: str = "acceptance"
-    fallback: str = "none"
     verification: Verification = Verification.COUPLED
     max_running_sequences: int = 64
     max_waiting_sequences: int = 256
@@ -42,3 +37,8 @@ class RouterConfig:
     check_share: float = 0.0
     check_max_pending: int = 16
     check_timeout_s: float = 60.0
+    draft_length_policy: DraftLengthName = "fixed"
+    draft_ahead: bool = False
+    max_cohorts: int = 1
+    grouping: str = "acceptance"
+    fallback: str = "none"

@@ -199,20 +199,20 @@ class Drafting:
         """Return what to draft ahead for a sequence, if its drafter has caught up and can guess what will be drawn."""
         sequence, view = plan.sequence, plan.sequence.drafter
         verification = sequence.request.speculation.verification or self._config.verification
-        if not (plan.samples and plan.draft_tokens and view.worker_id in self._roster) or view.is_reading:
+        drafter = self._roster.get(view.worker_id or "")
+        if not (plan.samples and plan.draft_tokens) or drafter is None or view.is_reading:
             return None
         if verification is Verification.RATIO and sequence.request.sampling.temperature > 0:
             return None
         drafts = proposal.token_ids if proposal is not None else sequence.tokens(0, 0)
         start = min(view.cached_tokens, sequence.length - 1)
-        room = self._roster[view.worker_id].registration.context_length - sequence.length - len(drafts) - 1
+        room = drafter.registration.context_length - sequence.length - len(drafts) - 1
         left = sequence.remaining_tokens - len(drafts) - 2
         draft_tokens = min(budget.draft_tokens, room, left)
         if draft_tokens < 1 or sequence.length - start > INLINE_READ_TOKENS:
             return None
         # Only what is committed and verified has room for certain; the drafter gives up branches that have none.
-        ledger = self._roster[view.worker_id].ledger
-        if ledger.extend(sequence.sequence_id, sequence.length, len(drafts)) != len(drafts):
+        if drafter.ledger.extend(sequence.sequence_id, sequence.length, len(drafts)) != len(drafts):
             return None
         return DraftAheadItem(
             sequence.sequence_id,
@@ -264,7 +264,7 @@ class Drafting:
         )
 
     def _take(self, plan: PlannedSequence, ticket: AheadTicket) -> Proposal | None:
-        """Return what was drafted ahead for the sequence, if it came as expected, and note what its drafter has read."""
+        """Note what the drafter has read, and return what it drafted ahead if what it expected came."""
         sequence, outcome = plan.sequence, plan.sequence.outcome
         drafted = ticket.answers.result().get(sequence.sequence_id)
         if drafted is None or ticket.generation != sequence.drafter.generation:

@@ -224,9 +224,10 @@ class Lane:
     def _draft_ahead(
         self, live: list[PlannedSequence], proposals: Mapping[int, Proposal], request: VerifyRequest
     ) -> None:
-        """Let the drafters that work for this lane alone go on during the step, as far as they will be through by then."""
+        """Let the drafters that work for this lane alone go on during the step, as long as it takes."""
         tokens = sum(len(item.committed) + len(item.proposal) for item in request.items)
-        for worker_id in {plan.drafter_id for plan in live if plan.draft_tokens} & self._roster.keys():
+        drafters = {plan.drafter_id for plan in live if plan.draft_tokens and plan.drafter_id is not None}
+        for worker_id in drafters & self._roster.keys():
             if not self._roster[worker_id].ledger.reserved.keys() <= self.running.keys():
                 continue
             mine = [plan for plan in live if plan.drafter_id == worker_id]

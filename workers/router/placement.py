@@ -124,7 +124,7 @@ class Placement:
         return False
 
     def assign_drafter(self, running: RunningSequence) -> None:
-        """Give the sequence a drafter that it accepts, of the kind that does best for such traffic; none is no error."""
+        """Give the sequence the drafter that does best for such traffic, of those it accepts; none is not an error."""
         sequence = running.sequence
         if not running.wants_drafts or sequence.drafter.worker_id is not None:
             return

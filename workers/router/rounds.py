@@ -30,8 +30,8 @@ class PlannedSequence:
 
     The target reads up to position `target_end` and draws if that is the sequence's length and it may grow;
     `draft_tokens` is what the policy allows, before the drafter's own limits. `drafts` says whether the sequence is
-    drafted for at all, so that the drafter, `drafter_id`, reads its prompt. `lookup_tokens` is how many drafts the target may look up
-    if it gets none.
+    drafted for at all, so that the drafter, `drafter_id`, reads its prompt. `lookup_tokens` is how many drafts the
+    target may look up if it gets none.
     """
 
     sequence: Sequence
