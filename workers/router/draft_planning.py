@@ -11,25 +11,12 @@ from workers.router.goodput import RoundTimes
 from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
+from workers.router.smoothed import Smoothed
 from workers.router.step_times import StepTimes
 from workers.router.totals import RoundClock
 
-SMOOTHING = 0.1
 LOOKUP_PROBE_ROUNDS = 8
 """Where looked-up drafts do not pay, they are tried in one of so many rounds."""
-
-
-@dataclass(slots=True)
-class Smoothed:
-    """An exponential average that begins with its first value."""
-
-    value: float = 0.0
-    count: int = 0
-
-    def observe(self, value: float) -> None:
-        """Take another value in."""
-        self.count += 1
-        self.value += (value - self.value) * max(SMOOTHING, 1 / self.count)
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ class Drafting:
         asked = [self._with_draft_blocks(plan, drafters) for plan in planned if plan.sequence.sequence_id not in ready]
         contexts = {worker_id: drafter.registration.context_length for worker_id, drafter in drafters.items()}
         requests = propose_items(
-            asked, contexts, self._config.prefill_chunk_tokens, self._config.verification, least_confidence
+            asked, contexts, self._read_budgets(planned, times), self._config.verification, least_confidence
         )
         sequences = {plan.sequence.sequence_id: plan.sequence for plan in asked}
         for worker_id, request in requests.reads.items():
@@ -111,6 +111,20 @@ class Drafting:
         clock.draft_wait_ms = (time.perf_counter() - began) * 1e3
         # A copy: what comes late must not join the round. Its drafter has read the commits, and that is noted then.
         return ready | drafted
+
+    def _read_budgets(self, planned: list[PlannedSequence], times: RoundTimes | None) -> dict[str, int]:
+        """Return how many tokens each drafter may read without drafting: those it drafts for would wait for it.
+
+        Then it reads no longer than a verification takes.
+        """
+        most = self._config.prefill_chunk_tokens
+        drafting = {plan.drafter_id for plan in planned if plan.draft_tokens}
+        budgets = {}
+        for worker_id in self._roster:
+            verify_ms = None if times is None else times.verify.time_ms(len(planned))
+            limited = self._roster.tokens_readable_in(worker_id, verify_ms) if worker_id in drafting else most
+            budgets[worker_id] = min(most, max(INLINE_READ_TOKENS, limited))
+        return budgets
 
     def _patience_s(self, worker_id: str, request: ProposeRequest) -> float:
         fit = self._roster.step_fit(worker_id)

@@ -9,15 +9,17 @@ from workers.router.acceptance import AcceptanceBook, AcceptanceEstimate
 from workers.router.breaker import CircuitBreaker
 from workers.router.drafter_choice import DrafterChoice
 from workers.router.peer import Peer
+from workers.router.smoothed import Smoothed
 from workers.router.step_times import StepTimeFit, StepTimes
 
 
 @dataclass(slots=True)
 class DrafterRecord:
-    """One drafter: `step_times` are those of one draft step by its rows."""
+    """One drafter: `step_times` are those of one draft step by its rows, `read_ms_per_token` of reading only."""
 
     peer: Peer
     step_times: StepTimes = field(default_factory=StepTimes)
+    read_ms_per_token: Smoothed = field(default_factory=Smoothed)
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
 
@@ -65,12 +67,23 @@ class Roster(Mapping[str, Peer]):
         """Return what to expect of the drafter's guesses at a new sequence."""
         return self.acceptance.sequence_estimate(worker_id, traffic_class)
 
-    def observe_steps(self, worker_id: str, request: ProposeRequest, answer: ProposeResponse) -> None:
-        """Note how long the drafter took for its steps; what it read on the way counts for nothing."""
+    def tokens_readable_in(self, worker_id: str, ms: float | None) -> int:
+        """Return how many tokens the drafter reads in `ms` milliseconds; 0 where that is not known."""
         record = self.record(worker_id)
+        if record is None or ms is None or not record.read_ms_per_token.value:
+            return 0
+        return int(ms / record.read_ms_per_token.value)
+
+    def observe_steps(self, worker_id: str, request: ProposeRequest, answer: ProposeResponse) -> None:
+        """Note how long the drafter took for its draft steps, or to read; what it read before drafts is neglected."""
+        record = self.record(worker_id)
+        if record is None:
+            return
         drafted = [len(item.proposal) for item in answer.items]
-        if record is not None and (steps := max(drafted, default=0)):
+        if steps := max(drafted, default=0):
             record.step_times.observe(len(request.items), answer.compute_ms / steps)
+        elif not any(item.draft_tokens for item in request.items):
+            record.read_ms_per_token.observe(answer.compute_ms / sum(len(item.committed) for item in request.items))
 
     def observe_verification(
         self, worker_id: str, traffic_class: str, drafted: int, accepted: int, break_even: float

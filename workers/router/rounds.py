@@ -84,15 +84,17 @@ class DrafterRequests:
 def propose_items(
     planned: Iterable[PlannedSequence],
     drafter_contexts: Mapping[str, int],
-    prefill_chunk_tokens: int,
+    read_budgets: Mapping[str, int],
     verification: Verification,
     least_confidence: float = 0.0,
 ) -> DrafterRequests:
     """Return what to ask; `verification` is for requests that do not choose.
 
-    A drafter that has not caught up with its sequence reads another chunk and drafts only when it has; where the
-    drafter's context ends, its part in the sequence ends.
+    A drafter that has not caught up with its sequence reads more of it and drafts only when it has. All of its reading
+    in one round is within its share of `read_budgets`, in tokens. Where its context ends, its part in the sequence
+    ends.
     """
+    budgets = dict(read_budgets)
     drafts: dict[str, list[ProposeItem]] = defaultdict(list)
     reads: dict[str, list[ProposeItem]] = defaultdict(list)
     for plan in planned:
@@ -107,9 +109,10 @@ def propose_items(
         if plan.target_end == sequence.length and sequence.length - start <= INLINE_READ_TOKENS:
             end, draft_tokens = sequence.length, min(plan.draft_tokens, room)
         else:
-            end, draft_tokens = min(plan.target_end, start + prefill_chunk_tokens, sequence.length - 1), 0
+            end, draft_tokens = min(plan.target_end, start + budgets[view.worker_id], sequence.length - 1), 0
         if end <= start or (draft_tokens == 0 and end == sequence.length):
             continue
+        budgets[view.worker_id] -= 0 if draft_tokens else end - start
         item = ProposeItem(
             sequence.sequence_id,
             plan.epoch,
