@@ -1,0 +1,60 @@
+"""How long a worker's step of n tokens takes, learned from its steps: a robust line through their times."""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, combinations
+from statistics import median
+
+SAMPLES_PER_SIZE = 15
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeFit:
+    """A step of n tokens takes about `base_ms` + n * `token_ms`; neither is negative."""
+
+    base_ms: float
+    token_ms: float
+
+    def time_ms(self, tokens: int) -> float:
+        """Return the predicted time of a step."""
+        return self.base_ms + tokens * self.token_ms
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> StepTimeFit | None:
+    """Fit (tokens, ms) points; None if they are all of one size.
+
+    The slope is the median of the slopes between all pairs of points, each weighted by how far its points are apart
+    (Theil and Sen with the weights of Jaeckel 1972): a few wrong points do not move it far.
+    """
+    slopes = sorted(
+        ((b[1] - a[1]) / (b[0] - a[0]), abs(b[0] - a[0])) for a, b in combinations(points, 2) if a[0] != b[0]
+    )
+    if not slopes:
+        return None
+    reached = accumulate(weight for _, weight in slopes)
+    half = sum(weight for _, weight in slopes) / 2
+    slope = max(0.0, next(slope for (slope, _), weight in zip(slopes, reached, strict=True) if weight >= half))
+    return StepTimeFit(max(0.0, median(ms - slope * tokens for tokens, ms in points)), slope)
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """The last few steps of each size. Sizes are powers of two, so that many small steps do not displace the large."""
+
+    _sizes: dict[int, deque[tuple[int, float]]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=SAMPLES_PER_SIZE))
+    )
+
+    def observe(self, tokens: int, ms: float) -> None:
+        """Note that a step of `tokens` tokens took `ms` milliseconds."""
+        self._sizes[tokens.bit_length()].append((tokens, ms))
+
+    def fit(self) -> StepTimeFit | None:
+        """Return the line through the median step of each size; None before two sizes were seen."""
+        return fit_line(
+            [
+                (median(tokens for tokens, _ in steps), median(ms for _, ms in steps))
+                for _, steps in sorted(self._sizes.items())
+            ]
+        )
