@@ -144,7 +144,7 @@ def test_no_sequences_and_no_room_for_drafts_are_plans_too() -> None:
 
 
 def test_two_groups_are_used_where_they_hide_the_drafting_and_not_where_the_base_of_a_step_counts_twice() -> None:
-    slow_drafts = RoundTimes(StepTimeFit(8.0, 0.4), StepTimeFit(6.0, 0.05), 2.0)
+    slow_drafts = RoundTimes(StepTimeFit(10.0, 0.1), StepTimeFit(8.0, 0.02), 4.0)
     rates, limits = np.full(32, 0.8), np.full(32, 6)
     assert best_plan(rates, limits, slow_drafts, 2).groups == 2
     assert best_plan(rates, limits, slow_drafts, 1).groups == 1
@@ -152,7 +152,7 @@ def test_two_groups_are_used_where_they_hide_the_drafting_and_not_where_the_base
 
 
 def test_another_group_must_win_by_the_margin() -> None:
-    times = RoundTimes(StepTimeFit(8.0, 0.4), StepTimeFit(6.0, 0.05), 2.0)
+    times = RoundTimes(StepTimeFit(10.0, 0.1), StepTimeFit(8.0, 0.02), 4.0)
     rates, limits = np.full(32, 0.8), np.full(32, 6)
     one, two = (plan_lengths(rates, limits, times, groups).goodput for groups in (1, 2))
     assert two > one

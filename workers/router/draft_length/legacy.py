@@ -1,7 +1,6 @@
-"""How many tokens to draft for a sequence: policies behind one small protocol."""
+"""The draft length of one sequence by itself, for callers that do not plan a whole lane."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,14 +9,6 @@ class DraftLengthContext:
 
     requested_limit: int | None
     deployment_limit: int
-
-
-class DraftLengthPolicy(Protocol):
-    """Chooses k for one sequence and round; 0 is plain decoding."""
-
-    def __call__(self, context: DraftLengthContext) -> int:
-        """Return k, between 0 and the smaller of the limits."""
-        ...
 
 
 def fixed_draft_length(context: DraftLengthContext) -> int:

@@ -1,0 +1,139 @@
+"""Now and then a draft length that is not the best known one, to notice when it has become the best."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.router.draft_length.base import DraftCandidate, LaneView
+from workers.router.goodput import Floats, Ints, LengthPlan, RoundTimes, evaluate_lengths
+
+PROBE_EVERY = 32
+BUDGET = 0.003
+"""The share of the lane's time that probes may cost, by what is known of rates and times."""
+MOST_SAVED_ROUNDS = 0.5
+FIRST_PAUSE = 8
+LONGEST_PAUSE = 1024
+
+
+@dataclass(slots=True)
+class _Silent:
+    """A sequence without drafts: when to try one again, and how long to wait after that if it fails."""
+
+    due: int
+    pause: int = FIRST_PAUSE
+    probed_after: int | None = None
+    """How many verifications it had when it was last probed; None if the outcome is known."""
+    length: int = 1
+
+
+class Probing:
+    """Changes the lengths of a few rounds. What that costs is saved up before: `BUDGET` of every round's time.
+
+    Every `probe_every` plans, the sequences that share the most common draft length get one token more, or one less, in
+    turn. A sequence without drafts gets one or two after a pause, which doubles as long as they are rejected.
+    """
+
+    def __init__(self, probe_every: int = PROBE_EVERY) -> None:
+        """Raise ValueError if `probe_every` is under 2."""
+        if probe_every < 2:
+            raise ValueError(f"probe_every must be at least 2, not {probe_every}")
+        self._probe_every = probe_every
+        self._silent: dict[int, _Silent] = {}
+        self._plans = 0
+        self._step = 1
+        self._saved_ms = 0.0
+        self._needed_ms = 0.0
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop what is remembered of a sequence."""
+        self._silent.pop(sequence_id, None)
+
+    def apply(self, candidates: Sequence[DraftCandidate], rates: Floats, plan: LengthPlan, view: LaneView) -> Ints:
+        """Return the lengths to use in this round, shape [n]: those of `plan`, or those of a probe of it."""
+        assert view.times is not None
+        self._plans += 1
+        self._saved_ms = min(self._saved_ms + BUDGET * plan.round_ms, MOST_SAVED_ROUNDS * plan.round_ms)
+        due = self._due(candidates, plan.draft_tokens)
+        if self._plans % self._probe_every == 0:
+            options = self._neighbours(candidates, plan.draft_tokens)
+        elif due and self._saved_ms >= self._needed_ms:
+            options = self._first_drafts(plan.draft_tokens, due)
+        else:
+            return plan.draft_tokens
+        self._needed_ms = 0.0
+        for lengths in options:
+            cost_ms = self._cost_ms(rates, lengths, plan, view.times, view.hidden_ms)
+            if cost_ms <= self._saved_ms:
+                self._saved_ms -= cost_ms
+                self._note(candidates, plan.draft_tokens, lengths)
+                return lengths
+            self._needed_ms = cost_ms
+        return plan.draft_tokens
+
+    def _cost_ms(self, rates: Floats, lengths: Ints, plan: LengthPlan, times: RoundTimes, hidden_ms: float) -> float:
+        """The time a round of these lengths takes, less the time in which the plan commits as many tokens."""
+        probe = evaluate_lengths(rates, lengths, times, plan.groups, hidden_ms)
+        return max(0.0, probe.round_ms * (1 - probe.goodput / plan.goodput))
+
+    def _neighbours(self, candidates: Sequence[DraftCandidate], lengths: Ints) -> Iterator[Ints]:
+        """One token more or less, whose turn it is first, for all sequences of the most common length or for one."""
+        common = Counter(int(length) for length in lengths if length > 0).most_common(1)
+        self._step = -self._step
+        if not common:
+            return
+        limits = np.array([candidate.limit for candidate in candidates])
+        same = lengths == common[0][0]
+        for step in (self._step, -self._step):
+            changed = np.where(same, np.clip(lengths + step, 1, limits), lengths)
+            moved = np.flatnonzero(changed != lengths)
+            if len(moved):
+                yield changed
+                yield np.where(np.arange(len(lengths)) == moved[0], changed, lengths)
+
+    def _due(self, candidates: Sequence[DraftCandidate], lengths: Ints) -> list[tuple[int, int]]:
+        """The rows of the sequences without drafts whose pause is over, longest over first, and how many to draft."""
+        due = []
+        for row, (candidate, length) in enumerate(zip(candidates, lengths.tolist(), strict=True)):
+            if length > 0 or candidate.limit <= 0:
+                self._silent.pop(candidate.sequence_id, None)
+                continue
+            silent = self._silent.get(candidate.sequence_id)
+            if silent is None:
+                silent = self._silent[candidate.sequence_id] = _Silent(self._plans + FIRST_PAUSE)
+            self._learn(silent, candidate)
+            if silent.due <= self._plans:
+                due.append((silent.due, row, min(silent.length, candidate.limit)))
+        return [(row, length) for _, row, length in sorted(due)]
+
+    def _learn(self, silent: _Silent, candidate: DraftCandidate) -> None:
+        if silent.probed_after is None or candidate.verifications <= silent.probed_after:
+            return
+        if candidate.drafted > 0:
+            succeeded = candidate.accepted == candidate.drafted
+            silent.pause = FIRST_PAUSE if succeeded else min(2 * silent.pause, LONGEST_PAUSE)
+            silent.length = 2 if succeeded else 1
+            if succeeded:
+                # Whatever made the others' drafts fail may be over for them, too.
+                for other in self._silent.values():
+                    other.due = min(other.due, self._plans + FIRST_PAUSE)
+        silent.probed_after = None
+        silent.due = self._plans + silent.pause
+
+    def _first_drafts(self, lengths: Ints, due: list[tuple[int, int]]) -> Iterator[Ints]:
+        """Drafts for all that are due, for half of them, and so on down to one: together they share draft steps."""
+        count = len(due)
+        while count:
+            changed = lengths.copy()
+            for row, length in due[:count]:
+                changed[row] = length
+            yield changed
+            count //= 2
+
+    def _note(self, candidates: Sequence[DraftCandidate], before: Ints, after: Ints) -> None:
+        """Remember which sequences without drafts get some, and when to try the next if nothing is heard of these."""
+        for row in np.flatnonzero((before == 0) & (after > 0)).tolist():
+            silent = self._silent[candidates[row].sequence_id]
+            silent.probed_after = candidates[row].verifications
+            silent.due = self._plans + silent.pause
