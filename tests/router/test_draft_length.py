@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -83,7 +84,7 @@ def test_an_unknown_policy_and_impossible_options_are_refused_by_name() -> None:
         ("goodput", DraftLengthOptions(switch_gain=-0.1)),
         ("goodput", DraftLengthOptions(probe_every=1)),
     ]:
-        with pytest.raises(ValueError, match="least_confidence|switch_gain|probe_every"):
+        with pytest.raises(ValueError, match=r"least_confidence|switch_gain|probe_every"):
             draft_length_policy(name, options)  # type: ignore[arg-type]
 
 
@@ -213,7 +214,7 @@ def test_a_sequence_whose_drafts_fail_gets_one_more_rarely_each_time() -> None:
         sequence = verified(sequence, length, 0)
         if length:
             probes.append(number)
-    pauses = [later - earlier for earlier, later in zip(probes, probes[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in pairwise(probes)]
     assert 3 <= len(probes) <= 12
     assert pauses[-1] > 4 * pauses[0]
 
