@@ -43,7 +43,8 @@ async def answered(
     drafter: ScriptedDrafter, target: ScriptedTarget | None = None, sequences: int = 1, **limits: object
 ) -> tuple[list[Answer], RoundTotals]:
     """Answer requests, which must be as without drafts, with drafting ahead."""
-    asked = [request(max_tokens=40, number=number) for number in range(sequences)]
+    # Too few rounds for a drafter that is never right to be benched.
+    asked = [request(max_tokens=20, number=number) for number in range(sequences)]
     target = target or ScriptedTarget()
     async with serving(target, drafter, max_draft_tokens=K, draft_ahead=True, **limits) as router:
         answers = await ask_all(router, asked)

@@ -12,7 +12,7 @@ COLD_RATE = 0.6
 COLD_WEIGHT = 8.0
 SEQUENCE_WEIGHT = 8.0
 SEQUENCE_MEMORY_TOKENS = 64.0
-DRAFTER_MEMORY_TOKENS = 2048.0
+DRAFTER_MEMORY_TOKENS = 512.0
 MOST_CLASSES = 1024
 SMALLEST_RATE = 1e-3
 """Rates stay this far from 0 and 1: no number of observations makes the next draft certain."""

@@ -65,7 +65,9 @@ class CircuitBreaker:
         self._next_s = 0.0
         self._closed_s: float | None = None
         self._granted = 0
-        self._forget_evidence()
+        self._verifications = 0
+        self._judged = 0.0
+        self._accepted = 0.0
 
     @property
     def state(self) -> BreakerState:

@@ -46,7 +46,6 @@ class DraftPlanner:
         self._roster = roster
         self._config = config
         self._cohorts: dict[int, int] = {}
-        self._rounds = 0
 
     def forget(self, sequence_id: int) -> None:
         """The sequence left the target."""
@@ -76,9 +75,21 @@ class DraftPlanner:
         """Return the cohort of each sequence; those alike in draft length are together."""
         lengths = {sequence_id: plan.draft_tokens.get(sequence_id, 0) for sequence_id in sequence_ids}
         current = {sequence_id: cohort for sequence_id, cohort in self._cohorts.items() if sequence_id in lengths}
-        form = random_cohorts if self._config.grouping == "random" else form_cohorts
-        self._cohorts = dict(form(lengths, plan.groups, current))
+        if self._config.grouping == "random":
+            self._cohorts = random_cohorts(lengths, plan.groups, seed=0)
+        else:
+            self._cohorts = form_cohorts(lengths, plan.groups, current)
         return self._cohorts
+
+    def draft_tokens(self, plan: DraftPlan, members: Iterable[RunningSequence]) -> dict[int, int]:
+        """Return the draft lengths of a round's sequences; a benched drafter is tried now and then."""
+        lengths = {}
+        for running in members:
+            sequence = running.sequence
+            lengths[sequence.sequence_id] = plan.draft_tokens.get(sequence.sequence_id, 0)
+            if self.lacks_drafter(running) and self._roster.may_probe(sequence.drafter.worker_id):
+                lengths[sequence.sequence_id] = 1
+        return lengths
 
     def lacks_drafter(self, running: RunningSequence) -> bool:
         """Whether the sequence should be drafted for and has nobody to do it."""

@@ -146,7 +146,7 @@ class Lane:
 
     async def _round(self, members: list[RunningSequence], plan: DraftPlan) -> None:
         clock, alone = RoundClock(), len(self._in_flight) == 1
-        planned = self._plan(members, plan.draft_tokens)
+        planned = self._plan(members, plan)
         times = self._planner.round_times(each.sequence for each in planned)
         proposals = await self._drafting.proposals(planned, clock, plan.least_confidence, times)
         await self.target.releases_sent()
@@ -169,12 +169,12 @@ class Lane:
             self._totals.add_round(clock)
             self._observe_times(clock, live, alone and len(self._in_flight) == 1)
 
-    def _plan(self, members: Iterable[RunningSequence], draft_tokens: Mapping[int, int]) -> list[PlannedSequence]:
+    def _plan(self, members: Iterable[RunningSequence], plan: DraftPlan) -> list[PlannedSequence]:
         """The next round. Beside clients a check reads no more of its prompt than a drafted sequence adds to a step."""
         in_order = sorted(members, key=lambda running: running.age)
         clients = [running.sequence for running in in_order if not running.is_check]
         checks = [running.sequence for running in in_order if running.is_check]
-        lengths = {running.sequence.sequence_id: 0 for running in in_order} | dict(draft_tokens)
+        lengths = self._planner.draft_tokens(plan, in_order)
         chunk_tokens = self._prompt_tokens(clients, lengths)
         check_tokens = min(self._config.max_draft_tokens + 1, chunk_tokens) if clients else chunk_tokens
         planned = plan_round(clients, lengths, chunk_tokens) + plan_round(checks, lengths, check_tokens)

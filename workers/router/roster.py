@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from workers.messages import ProposeRequest, ProposeResponse
 from workers.router.acceptance import AcceptanceBook, AcceptanceEstimate
-from workers.router.breaker import CircuitBreaker
+from workers.router.breaker import BreakerState, CircuitBreaker
 from workers.router.drafter_choice import DrafterChoice
 from workers.router.peer import Peer
 from workers.router.smoothed import Smoothed
@@ -54,7 +54,12 @@ class Roster(Mapping[str, Peer]):
         return self._records.get(worker_id) if worker_id is not None else None
 
     def is_usable(self, worker_id: str | None) -> bool:
-        """Whether the drafter is in service and may draft now."""
+        """Whether the drafter is in service, and not benched."""
+        record = self.record(worker_id)
+        return record is not None and record.breaker.state is BreakerState.CLOSED
+
+    def may_probe(self, worker_id: str | None) -> bool:
+        """Whether a benched drafter is to be tried once now, which is then taken to be done."""
         record = self.record(worker_id)
         return record is not None and record.breaker.allows(time.monotonic())
 
@@ -94,6 +99,6 @@ class Roster(Mapping[str, Peer]):
             return False
         self.acceptance.observe(worker_id, traffic_class, drafted, accepted)
         self.choice.observe(traffic_class, record.peer.registration.name, drafted, accepted)
-        now, used = time.monotonic(), record.breaker.is_closed
-        record.breaker.observe(drafted, accepted, break_even, now)
-        return used and not record.breaker.is_closed
+        was_usable = self.is_usable(worker_id)
+        record.breaker.observe(drafted, accepted, break_even, time.monotonic())
+        return was_usable and not self.is_usable(worker_id)
