@@ -22,6 +22,7 @@ from workers.messages.generation import (
     Verification,
 )
 from workers.messages.service import (
+    DrafterReport,
     OnlineCheckTotals,
     RoundTotals,
     RouterStatus,
@@ -62,6 +63,7 @@ __all__ = [
     "DraftAheadRequest",
     "DraftAheadResponse",
     "DraftedAheadItem",
+    "DrafterReport",
     "FinishReason",
     "Float32s",
     "GenerationEvent",

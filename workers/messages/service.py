@@ -66,6 +66,28 @@ class RoundTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterReport:
+    """What has become of one drafter's proposals.
+
+    `acceptance` is the share of drafts accepted lately, of those whose predecessors were, and `acceptance_by_class` the
+    same for each class of traffic. Sums since it registered: of `verifications` proposals `drafted_per_position` had
+    more than j tokens, of which `accepted_per_position` were accepted. `step_ms` is the time of a draft step of one
+    sequence, None before one was measured. A `benched` drafter costs more than it brings and is tried now and then.
+    """
+
+    worker_id: str
+    name: str
+    benched: bool
+    acceptance: float
+    acceptance_by_class: dict[str, float]
+    accepted_length: float
+    verifications: int
+    drafted_per_position: tuple[int, ...]
+    accepted_per_position: tuple[int, ...]
+    step_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class OnlineCheckTotals:
     """What became of the finished requests that were chosen to be decoded again without drafts.
 
@@ -92,6 +114,7 @@ class RouterStatus:
     workers: tuple[WorkerReport, ...]
     totals: RoundTotals = RoundTotals()
     online_check: OnlineCheckTotals = OnlineCheckTotals()
+    drafters: tuple[DrafterReport, ...] = ()
 
     @property
     def can_answer(self) -> bool:

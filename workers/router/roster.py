@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from workers.messages import ProposeRequest, ProposeResponse
+from workers.messages import DrafterReport, ProposeRequest, ProposeResponse
 from workers.router.acceptance import AcceptanceBook, AcceptanceEstimate
 from workers.router.breaker import BreakerState, CircuitBreaker
 from workers.router.drafter_choice import DrafterChoice
@@ -71,6 +71,28 @@ class Roster(Mapping[str, Peer]):
     def sequence_estimate(self, worker_id: str, traffic_class: str) -> AcceptanceEstimate:
         """Return what to expect of the drafter's guesses at a new sequence."""
         return self.acceptance.sequence_estimate(worker_id, traffic_class)
+
+    def reports(self) -> tuple[DrafterReport, ...]:
+        """Return what has become of each drafter's proposals; those that were never verified are left out."""
+        reports = []
+        for known in self.acceptance.snapshot().drafters:
+            record, fit = self.record(known.drafter_id), self.step_fit(known.drafter_id)
+            if record is not None:
+                reports.append(
+                    DrafterReport(
+                        known.drafter_id,
+                        record.peer.registration.name,
+                        not self.is_usable(known.drafter_id),
+                        known.rate,
+                        dict(known.rate_by_class),
+                        known.accepted_length,
+                        known.verifications,
+                        known.drafted_per_position,
+                        known.accepted_per_position,
+                        None if fit is None else fit.time_ms(1),
+                    )
+                )
+        return tuple(reports)
 
     def tokens_readable_in(self, worker_id: str, ms: float | None) -> int:
         """Return how many tokens the drafter reads in `ms` milliseconds; 0 where that is not known."""

@@ -124,7 +124,12 @@ class Router:
             reports = [WorkerReport(peer.registration, None) for peer in peers]
         running = sum(not running.is_check for running in self._running())
         return RouterStatus(
-            running, len(self._placement.waiting), tuple(reports), self._totals.totals, online_check=self._checks.totals
+            running,
+            len(self._placement.waiting),
+            tuple(reports),
+            self._totals.totals,
+            online_check=self._checks.totals,
+            drafters=self._drafters.reports(),
         )
 
     async def close(self) -> None:

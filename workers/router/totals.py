@@ -1,7 +1,7 @@
 """Where the time of rounds goes, summed over the router's life."""
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from workers.messages import RoundTotals
 
@@ -29,7 +29,12 @@ class TotalsCounter:
     """Accumulates `RoundTotals`."""
 
     def __init__(self) -> None:
-        self.totals = RoundTotals()
+        self._sums: dict[str, float] = {}
+
+    @property
+    def totals(self) -> RoundTotals:
+        """The sums so far."""
+        return RoundTotals(**self._sums)  # type: ignore[arg-type]
 
     def add_round(self, clock: RoundClock) -> None:
         """Count a finished round."""
@@ -47,6 +52,8 @@ class TotalsCounter:
         self.add(verifications=1, draft_tokens=drafted, accepted_tokens=accepted, committed_tokens=committed)
 
     def add(self, **counts: float) -> None:
-        """Add to the sums of these names."""
-        sums = {name: getattr(self.totals, name) + count for name, count in counts.items() if count}
-        self.totals = replace(self.totals, **sums)
+        """Add to the sums of these names, which are those of `RoundTotals`."""
+        sums = self._sums
+        for name, count in counts.items():
+            if count:
+                sums[name] = sums.get(name, 0) + count
