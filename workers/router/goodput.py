@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from workers.router.step_times import StepTimeFit
 
-THRESHOLDS = 24
+THRESHOLDS = 16
 """How many trade-offs between time and tokens are tried for sequences in several groups."""
 SMALLEST_CYCLE_MS = 1e-6
 
