@@ -106,7 +106,7 @@ def times_with(token_ms: float) -> RoundTimes:
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.5, 0.7, 0.95])
-@pytest.mark.parametrize("token_ms", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("token_ms", [0.02, 0.4])
 @pytest.mark.parametrize("concurrency", [1, 4, 16, 64])
 def test_it_keeps_up_with_the_best_fixed_length_and_with_plain_decoding(
     concurrency: int, token_ms: float, rate: float
