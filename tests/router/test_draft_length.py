@@ -219,6 +219,13 @@ def test_a_sequence_whose_drafts_fail_gets_one_more_rarely_each_time() -> None:
     assert pauses[-1] > 4 * pauses[0]
 
 
+def test_a_drafter_nearly_as_slow_as_its_target_is_still_tried_now_and_then() -> None:
+    policy = draft_length_policy()
+    view = LaneView(RoundTimes(StepTimeFit(30.0, 0.1), StepTimeFit(28.0, 0.0), 0.0), 0.0, 1)
+    lengths = [lengths_of(policy, candidate(rate=0.05), view=view)[0] for _ in range(1500)]
+    assert 1 <= sum(lengths) <= 8
+
+
 def test_a_sequence_whose_probe_succeeds_gets_the_next_one_soon() -> None:
     probes_by_accepted = {}
     for accepted in (0, 1):

@@ -66,8 +66,7 @@ class CircuitBreaker:
         self._closed_s: float | None = None
         self._granted = 0
         self._verifications = 0
-        self._judged = 0.0
-        self._accepted = 0.0
+        self._judged = self._accepted = 0.0
 
     @property
     def state(self) -> BreakerState:
@@ -136,4 +135,4 @@ class CircuitBreaker:
         """The upper end of the interval of the acceptance rate (Wilson 1927)."""
         rate, share = self._accepted / self._judged, SURE**2 / self._judged
         spread = math.sqrt(share * (rate * (1 - rate) + share / 4))
-        return (rate + share / 2 + spread) / (1 + share)
+        return float((rate + share / 2 + spread) / (1 + share))

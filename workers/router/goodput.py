@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from workers.router.step_times import StepTimeFit
 
-THRESHOLDS = 24
+THRESHOLDS = 16
 """How many trade-offs between time and tokens are tried for sequences in several groups."""
 SMALLEST_CYCLE_MS = 1e-6
 
@@ -168,12 +168,20 @@ class _Search:
         self._gains = self._table[self._depths - 1, self._owners]
 
     def best(self, groups: int, hidden_ms: float) -> LengthPlan:
-        none = np.zeros(len(self._rates), np.int64)
-        plain = evaluate_lengths(self._rates, none, self._times, groups, hidden_ms)
+        plain = self._plain(groups)
         if len(self._gains) == 0:
             return plain
         plan = self._best_alone(hidden_ms) if groups == 1 else self._best_in_turns(groups)
         return plan if plan.goodput > plain.goodput else plain
+
+    def _plain(self, groups: int) -> LengthPlan:
+        """No drafts at all."""
+        times, sequences = self._times, len(self._rates)
+        largest = times.verify.time_ms(-(-sequences // groups)) + times.overhead_ms
+        in_turns = groups * times.verify.base_ms + sequences * times.verify.token_ms
+        cycle = max(in_turns, largest) + times.verify.token_ms * times.extra_tokens
+        cycle = max(cycle, SMALLEST_CYCLE_MS)
+        return LengthPlan(np.zeros(sequences, np.int64), sequences / cycle, cycle, groups)
 
     def _best_alone(self, hidden_ms: float) -> LengthPlan:
         """Try every number of steps (rows) with every number of drafts (columns): exact for a single group."""

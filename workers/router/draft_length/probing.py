@@ -12,7 +12,7 @@ from workers.router.goodput import Floats, Ints, LengthPlan, RoundTimes, evaluat
 PROBE_EVERY = 32
 BUDGET = 0.003
 """The share of the lane's time that probes may cost, by what is known of rates and times."""
-MOST_SAVED_ROUNDS = 0.5
+MOST_SAVED_ROUNDS = 2.0
 FIRST_PAUSE = 8
 LONGEST_PAUSE = 1024
 
