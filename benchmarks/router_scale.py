@@ -48,7 +48,7 @@ async def scale(quick: bool) -> list[Row]:
             Row(f"{case}: tokens", window.tokens_per_s, UNIT),
             Row(f"{case}: event loop", window.loop_share, "of a core"),
             Row(f"{case}: whole process, workers included", window.cpu_share, "of a core"),
-            Row(f"{case}: overruns", window.overrun_share, "of the steps"),
+            *window.health(case),
         ]
     return rows
 

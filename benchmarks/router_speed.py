@@ -201,6 +201,6 @@ async def busy(quick: bool) -> list[Row]:
         rows += [
             Row(f"{case}: target is busy", window.busy_share, "of its time", bound, window.busy_share / bound),
             Row(case, window.tokens_per_s, UNIT),
-            Row(f"{case}: overruns", window.overrun_share, "of the steps"),
+            *window.health(case),
         ]
     return rows

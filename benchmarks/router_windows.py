@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.harness import Row
 from benchmarks.router_service import Clients, EmulatedService, ServiceLayout, serving, traffic
 from workers.messages import GenerationRequest, SpeculationOptions
 from workers.router.config import RouterConfig
@@ -18,7 +19,8 @@ class Window:
     """What happened in one window of `seconds`.
 
     `busy_share` is of one target's time; `loop_share` and `cpu_share` are processor time of the router's event loop and
-    of the whole process, per second. `overrun_share` is of the emulated devices' steps.
+    of the whole process, per second. `overrun_share` is of the emulated devices' steps, and `late_ms` how late each of
+    them woke up on average: both tell how busy this machine was, not how good the router is.
     """
 
     seconds: float
@@ -30,6 +32,14 @@ class Window:
     loop_share: float
     cpu_share: float
     overrun_share: float
+    late_ms: float
+
+    def health(self, case: str) -> list[Row]:
+        """Return what must be small for the window to say anything."""
+        return [
+            Row(f"{case}: overruns", self.overrun_share, "of the steps"),
+            Row(f"{case}: devices waking up late", self.late_ms, "ms/step"),
+        ]
 
     @property
     def tokens_per_s(self) -> float:
@@ -77,11 +87,13 @@ async def measure(layout: ServiceLayout, config: RouterConfig, load: Load) -> Wi
 async def _window(service: EmulatedService, clients: Clients, seconds: float) -> Window:
     before, tokens = await service.totals(), clients.tokens
     busy_ms, steps, overruns = service.busy_ms, service.steps, service.overruns
+    late_ms = service.late_ms
     began, loop_began, cpu_began = time.perf_counter(), time.thread_time(), time.process_time()
     await clients.wait(seconds)
     elapsed = time.perf_counter() - began
     loop_s, cpu_s = time.thread_time() - loop_began, time.process_time() - cpu_began
     after = await service.totals()
+    taken = max(1, service.steps - steps)
     verifications = max(1, after.verifications - before.verifications)
     return Window(
         seconds=elapsed,
@@ -92,7 +104,8 @@ async def _window(service: EmulatedService, clients: Clients, seconds: float) ->
         busy_share=(service.busy_ms - busy_ms) / 1e3 / elapsed / len(service.targets),
         loop_share=loop_s / elapsed,
         cpu_share=cpu_s / elapsed,
-        overrun_share=(service.overruns - overruns) / max(1, service.steps - steps),
+        overrun_share=(service.overruns - overruns) / taken,
+        late_ms=(service.late_ms - late_ms) / taken,
     )
 
 

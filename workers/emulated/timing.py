@@ -14,8 +14,7 @@ from workers.messages import (
     VerifyResponse,
 )
 
-COARSE_MARGIN_S = 0.001
-SHORT_SLEEP_S = 0.0001
+LAST_SLEEP_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +128,6 @@ class EmulatedDevice:
 
 
 def sleep_until(moment_s: float) -> None:
-    """Sleep until time.perf_counter reaches `moment_s`: in one piece until shortly before, which wakes up late."""
+    """Sleep until time.perf_counter reaches `moment_s`; as long sleeps end later than short ones, in two pieces."""
     while (left_s := moment_s - time.perf_counter()) > 0:
-        time.sleep(left_s - COARSE_MARGIN_S if left_s > 2 * COARSE_MARGIN_S else min(left_s, SHORT_SLEEP_S))
+        time.sleep(left_s - LAST_SLEEP_S if left_s > 2 * LAST_SLEEP_S else left_s)
