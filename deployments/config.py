@@ -115,6 +115,7 @@ class SpeculationSection(_Section):
     verification: Literal["coupled", "ratio"] = Field(
         "coupled", description="for requests that do not choose; ratio gives up that drafts cannot change the text"
     )
+    bench_drafters: bool = Field(True, description="leave a drafter out whose drafts cost more than they bring")
     check_share: float = Field(0.0, ge=0, le=1, description="of finished requests, decoded again without drafts")
     check_max_pending: int = Field(16, ge=1, le=1024, description="checks that may wait for idle capacity")
     check_timeout_s: float = Field(60.0, gt=0, description="a check that takes longer, its wait included, is dropped")

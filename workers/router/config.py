@@ -19,6 +19,7 @@ class RouterConfig:
     target are under way at a time, and `grouping` says whether they are alike in draft length ("acceptance") or drawn
     ("random", to see what that is worth). With `draft_ahead` a drafter goes on while the target verifies. `fallback`
     is what a sequence without a drafter gets: drafts that the target looks up in its text ("prompt_lookup"), or "none".
+    With `bench_drafters` a drafter whose drafts cost more than they bring is left out for a while.
 
     `check_share` (0 to 1) of the finished requests are decoded again without drafts where there is idle capacity;
     `check_max_pending` of them may wait for it, and each is dropped when it is not through after `check_timeout_s`.
@@ -42,3 +43,4 @@ class RouterConfig:
     max_cohorts: int = 1
     grouping: str = "acceptance"
     fallback: str = "none"
+    bench_drafters: bool = False

@@ -31,7 +31,8 @@ class LaneTimes:
         """Note a finished round; `alone`: no other one was under way, so that its wait is all its own."""
         if not alone:
             return
-        waited_ms = min(clock.draft_compute_ms, clock.draft_wait_ms)
+        # Where nobody was asked, it was drafting ahead that the round waited for.
+        waited_ms = clock.draft_compute_ms or clock.draft_wait_ms
         self.overhead_ms.observe(max(0.0, clock.wall_ms() - waited_ms - clock.verify_compute_ms))
         if expected_draft_ms is not None:
             self.hidden_ms.observe(max(0.0, expected_draft_ms - waited_ms))

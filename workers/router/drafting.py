@@ -40,6 +40,8 @@ from workers.router.totals import RoundClock, TotalsCounter
 LATE_FACTOR = 4.0
 LATE_FLOOR_S = 0.05
 """Drafts that take longer than this many times what they should, and longer than this, are left out of their round."""
+MOST_READING_ROUNDS = 4
+"""A drafter that drafts for others reads no longer at a time than so many verifications take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,8 @@ class Drafting:
         """
         began = time.perf_counter()
         ready = await self._drafted_ahead(planned)
-        if ready and times is not None and not _worth_waiting(planned, ready, times):
-            clock.draft_wait_ms = (time.perf_counter() - began) * 1e3
-            return ready
+        if times is not None and not self._worth_waiting(planned, ready, times):
+            planned = [replace(plan, draft_tokens=0) for plan in planned]
         # Drafters come and go while the round waits; it deals with those that are there now.
         drafters = dict(self._roster)
         asked = [self._with_draft_blocks(plan, drafters) for plan in planned if plan.sequence.sequence_id not in ready]
@@ -98,6 +99,7 @@ class Drafting:
         )
         sequences = {plan.sequence.sequence_id: plan.sequence for plan in asked}
         for worker_id, request in requests.reads.items():
+            self._roster.begins_to_read(worker_id, sum(len(item.committed) for item in request.items))
             self._keep(detached_task(self._ask(drafters[worker_id], request, sequences, {})))
         drafted: dict[int, Proposal] = {}
         awaited = {
@@ -115,16 +117,33 @@ class Drafting:
     def _read_budgets(self, planned: list[PlannedSequence], times: RoundTimes | None) -> dict[str, int]:
         """Return how many tokens each drafter may read without drafting: those it drafts for would wait for it.
 
-        Then it reads no longer than a verification takes.
+        Then it reads no longer than a few verifications take, during which those others go without.
         """
         most = self._config.prefill_chunk_tokens
         drafting = {plan.drafter_id for plan in planned if plan.draft_tokens}
         budgets = {}
         for worker_id in self._roster:
-            verify_ms = None if times is None else times.verify.time_ms(len(planned))
-            limited = self._roster.tokens_readable_in(worker_id, verify_ms) if worker_id in drafting else most
-            budgets[worker_id] = min(most, max(INLINE_READ_TOKENS, limited))
+            readable = None
+            if times is not None and worker_id in drafting:
+                patience_ms = MOST_READING_ROUNDS * times.verify.time_ms(len(planned))
+                readable = self._roster.tokens_readable_in(worker_id, patience_ms)
+            budgets[worker_id] = most if readable is None else min(most, max(INLINE_READ_TOKENS, readable))
         return budgets
+
+    def _worth_waiting(self, planned: list[PlannedSequence], ready: Mapping[int, Proposal], times: RoundTimes) -> bool:
+        """Whether to wait for drafts, where some are ready already, or where a drafter has yet to read."""
+        drafting = {plan.drafter_id for plan in planned if plan.draft_tokens}
+        reading_ms = max((self._roster.reads_for_ms(worker_id) for worker_id in drafting if worker_id), default=0.0)
+        if not ready and not reading_ms:
+            return True
+        deciding = [plan for plan in planned if plan.samples]
+        return worth_waiting(
+            np.array([plan.sequence.acceptance.rate for plan in deciding]),
+            np.array([plan.draft_tokens for plan in deciding]),
+            np.array([plan.sequence.sequence_id in ready for plan in deciding]),
+            times,
+            hidden_ms=-reading_ms,
+        )
 
     def _patience_s(self, worker_id: str, request: ProposeRequest) -> float:
         fit = self._roster.step_fit(worker_id)
@@ -306,16 +325,6 @@ def _reading(sequences: Iterable[Sequence]) -> Iterator[list[int]]:
         for view, generation in zip(views, generations, strict=True):
             if view.generation == generation:
                 view.is_reading = False
-
-
-def _worth_waiting(planned: list[PlannedSequence], ready: Mapping[int, Proposal], times: RoundTimes) -> bool:
-    deciding = [plan for plan in planned if plan.samples]
-    return worth_waiting(
-        np.array([plan.sequence.acceptance.rate for plan in deciding]),
-        np.array([plan.draft_tokens for plan in deciding]),
-        np.array([plan.sequence.sequence_id in ready for plan in deciding]),
-        times,
-    )
 
 
 def _branch_for(drafted: DraftedAheadItem, accepted: int, token_id: int, draft_tokens: int) -> Proposal | None:

@@ -167,7 +167,7 @@ class Lane:
             self._apply(each, verified, proposals.get(verified.sequence_id, NO_PROPOSAL), break_even)
         if for_clients:
             self._totals.add_round(clock)
-            self._observe_times(clock, live, alone and len(self._in_flight) == 1)
+            self._observe_times(clock, live, proposals, alone and len(self._in_flight) == 1)
 
     def _plan(self, members: Iterable[RunningSequence], plan: DraftPlan) -> list[PlannedSequence]:
         """The next round. Beside clients a check reads no more of its prompt than a drafted sequence adds to a step."""
@@ -236,10 +236,13 @@ class Lane:
             if budget is not None:
                 self._drafting.draft_ahead(mine, proposals, budget)
 
-    def _observe_times(self, clock: RoundClock, live: list[PlannedSequence], alone: bool) -> None:
+    def _observe_times(
+        self, clock: RoundClock, live: list[PlannedSequence], proposals: Mapping[int, Proposal], alone: bool
+    ) -> None:
         drafted = [plan for plan in live if plan.draft_tokens]
         expected_ms = None
-        if drafted:
+        # A round that went on without some of its drafts has hidden nothing.
+        if drafted and all(plan.sequence.sequence_id in proposals for plan in drafted):
             steps = max(plan.draft_tokens for plan in drafted)
             expected_ms = self._planner.expected_draft_ms(drafted[0].drafter_id, steps, len(drafted))
         self._planner.times.observe_round(clock, alone, expected_ms)
@@ -273,10 +276,11 @@ class Lane:
             self._totals.add(looked_up_tokens=verified.looked_up)
 
     def _judge_drafter(
-        self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal, break_even: float
+        self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal, break_even: float | None
     ) -> None:
         if not len(proposal) or plan.drafter_id is None:
             return
+        break_even = break_even if self._config.bench_drafters else None
         benched = self._roster.observe_verification(
             plan.drafter_id,
             plan.sequence.request.traffic_class,

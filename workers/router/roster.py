@@ -15,11 +15,15 @@ from workers.router.step_times import StepTimeFit, StepTimes
 
 @dataclass(slots=True)
 class DrafterRecord:
-    """One drafter: `step_times` are those of one draft step by its rows, `read_ms_per_token` of reading only."""
+    """One drafter: `step_times` are those of one draft step by its rows, `read_ms_per_token` of reading only.
+
+    It is expected to be through with what it was sent to read by `reads_until_s` of the monotonic clock.
+    """
 
     peer: Peer
     step_times: StepTimes = field(default_factory=StepTimes)
     read_ms_per_token: Smoothed = field(default_factory=Smoothed)
+    reads_until_s: float = 0.0
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
 
@@ -94,12 +98,23 @@ class Roster(Mapping[str, Peer]):
                 )
         return tuple(reports)
 
-    def tokens_readable_in(self, worker_id: str, ms: float | None) -> int:
-        """Return how many tokens the drafter reads in `ms` milliseconds; 0 where that is not known."""
+    def tokens_readable_in(self, worker_id: str, ms: float) -> int | None:
+        """Return how many tokens the drafter reads in `ms` milliseconds; None where that is not known."""
         record = self.record(worker_id)
-        if record is None or ms is None or not record.read_ms_per_token.value:
-            return 0
+        if record is None or not record.read_ms_per_token.value:
+            return None
         return int(ms / record.read_ms_per_token.value)
+
+    def begins_to_read(self, worker_id: str, tokens: int) -> None:
+        """Note that the drafter was sent so many tokens to read."""
+        if record := self.record(worker_id):
+            begins_s = max(record.reads_until_s, time.monotonic())
+            record.reads_until_s = begins_s + tokens * record.read_ms_per_token.value / 1e3
+
+    def reads_for_ms(self, worker_id: str) -> float:
+        """Return how long the drafter is expected to be reading yet."""
+        record = self.record(worker_id)
+        return 0.0 if record is None else max(0.0, record.reads_until_s - time.monotonic()) * 1e3
 
     def observe_steps(self, worker_id: str, request: ProposeRequest, answer: ProposeResponse) -> None:
         """Note how long the drafter took for its draft steps, or to read; what it read before drafts is neglected."""
@@ -113,14 +128,16 @@ class Roster(Mapping[str, Peer]):
             record.read_ms_per_token.observe(answer.compute_ms / sum(len(item.committed) for item in request.items))
 
     def observe_verification(
-        self, worker_id: str, traffic_class: str, drafted: int, accepted: int, break_even: float
+        self, worker_id: str, traffic_class: str, drafted: int, accepted: int, break_even: float | None
     ) -> bool:
-        """Note what became of the drafter's proposal; True if this is what benches it."""
+        """Note what became of the drafter's proposal; True if that benches it; nothing does if `break_even` is None."""
         record = self.record(worker_id)
         if record is None:
             return False
         self.acceptance.observe(worker_id, traffic_class, drafted, accepted)
         self.choice.observe(traffic_class, record.peer.registration.name, drafted, accepted)
+        if break_even is None:
+            return False
         was_usable = self.is_usable(worker_id)
         record.breaker.observe(drafted, accepted, break_even, time.monotonic())
         return was_usable and not self.is_usable(worker_id)
