@@ -34,8 +34,7 @@ DRAFT_TOKENS = 4
 async def scale(quick: bool) -> list[Row]:
     """More and more targets, with a drafter each: how far rounds per second grow, and the router's processor time."""
     warm_s, measure_s = (0.7, 1.5) if quick else (3.0, 10.0)
-    config = router_config(draft_length_policy="fixed", max_draft_tokens=DRAFT_TOKENS)
-    assert config is not None
+    config = router_config(**SYNCHRONOUS, max_draft_tokens=DRAFT_TOKENS)
     rows: list[Row] = []
     alone = 0.0
     for targets in (1, 2, 4, 8):
@@ -70,8 +69,7 @@ async def overhead_with_ray(quick: bool) -> list[Row]:
 
 
 async def _overhead(kind: str, serve: Any, quick: bool) -> list[Row]:
-    config = router_config(max_draft_tokens=DRAFT_TOKENS, **SYNCHRONOUS)
-    assert config is not None
+    config = router_config(**SYNCHRONOUS, max_draft_tokens=DRAFT_TOKENS)
     rows = []
     for streams in (1, 8):
         requests = [traffic(index, 64 if quick else 256) for index in range(streams)]

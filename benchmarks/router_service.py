@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from workers.decoding.detokenizer import IncrementalDetokenizer
@@ -39,13 +39,16 @@ DRAFTED = SpeculationOptions()
 TARGET_TIMING, DRAFTER_TIMING = TargetTiming(), DrafterTiming()
 LANGUAGE = SyntheticLanguage()
 SIZE = SyntheticSize()
-WITHOUT_THE_FIELD: Mapping[str, object] = {
-    "draft_length_policy": "fixed",
-    "draft_ahead": False,
-    "grouping": "random",
-    "max_cohorts": 1,
+AS_SERVED: Mapping[str, Any] = {
+    "draft_length_policy": "goodput",
+    "max_draft_tokens": 8,
+    "draft_ahead": True,
+    "max_cohorts": 2,
+    "bench_drafters": True,
+    "max_running_sequences": 1_024,
+    "max_waiting_sequences": 4_096,
 }
-"""What a router does that has no such field."""
+"""What a deployment does by default, with room for every load here."""
 
 
 class WrongTextError(RuntimeError):
@@ -75,14 +78,9 @@ class ServiceLayout:
     size: SyntheticSize = SIZE
 
 
-def router_config(**overrides: Any) -> RouterConfig | None:
-    """Return a configuration with `overrides`; None if this router lacks one of the fields and cannot do as it says."""
-    known = {field.name for field in fields(RouterConfig)}
-    missing = {name: value for name, value in overrides.items() if name not in known}
-    if any(WITHOUT_THE_FIELD.get(name) != value for name, value in missing.items()):
-        return None
-    base = RouterConfig(max_running_sequences=1_024, max_waiting_sequences=4_096)
-    return replace(base, **{name: value for name, value in overrides.items() if name in known})
+def router_config(**overrides: Any) -> RouterConfig:
+    """Return the default configuration of a deployment with `overrides`."""
+    return RouterConfig(**{**AS_SERVED, **overrides})
 
 
 def registration(role: WorkerRole, worker_id: str, name: str, size: SyntheticSize = SIZE) -> WorkerRegistration:
@@ -184,7 +182,12 @@ def traffic(
     """Return the request with this number; equal numbers have equal texts."""
     prompt = [traffic_class, *(64 + mix(index * PROMPT_TOKENS + place) % 32_000 for place in range(1, PROMPT_TOKENS))]
     return GenerationRequest(
-        f"request-{index}", token_ids(prompt), SamplingParams(seed=index), StopConditions(max_tokens), speculation
+        f"request-{index}",
+        token_ids(prompt),
+        SamplingParams(seed=index),
+        StopConditions(max_tokens),
+        speculation,
+        traffic_class=f"class {traffic_class}",
     )
 
 

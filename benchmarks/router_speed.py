@@ -31,12 +31,6 @@ def one_drafter(acceptance: float) -> ServiceLayout:
     return ServiceLayout((DrafterLayout(AcceptanceProfile((acceptance,))),))
 
 
-def not_available(what: str) -> list[Row]:
-    """Say that this router cannot do it."""
-    print(f"not available in this router: {what}")
-    return []
-
-
 # --- bounds -------------------------------------------------------------------------------------------------
 
 
@@ -109,7 +103,6 @@ async def one_by_one(
 async def bounds(quick: bool) -> list[Row]:
     """Concurrency 1: plain, synchronous and drafting ahead."""
     config = router_config(max_draft_tokens=0, **SYNCHRONOUS)
-    assert config is not None
     plain = await one_by_one(0.8, config, quick, PLAIN)
     bound = 1e3 / round_ms(0)
     rows = [Row("bounds: k = 0", plain.tokens_per_s, UNIT, bound, plain.tokens_per_s / bound)]
@@ -123,8 +116,6 @@ async def _bound(acceptance: float, ahead: bool, quick: bool) -> list[Row]:
     draft_tokens = best_draft_tokens(acceptance, LIKELY_HIT_RATE if ahead else 0.0)
     config = router_config(max_draft_tokens=draft_tokens, **SYNCHRONOUS | {"draft_ahead": ahead})
     case = f"bounds: a = {acceptance:g}, k = {draft_tokens}, {'drafting ahead' if ahead else 'synchronous'}"
-    if config is None:
-        return not_available(case)
     run = await one_by_one(acceptance, config, quick)
     expected = accepted_length(acceptance, draft_tokens)
     bound = expected * 1e3 / round_ms(draft_tokens, run.hit_rate if ahead else 0.0)
@@ -157,28 +148,25 @@ async def load(quick: bool) -> list[Row]:
 
 async def _load(concurrency: int, acceptance: float, quick: bool) -> list[Row]:
     lengths, repeats, warm_s, measure_s = ((0, 4, 8), 1, 0.5, 1.5) if quick else ((0, 2, 4, 6, 8), 3, 3.0, 5.0)
-    arms = {f"k = {k}": router_config(max_draft_tokens=k, draft_length_policy="fixed") for k in lengths}
-    arms["goodput"] = router_config(max_draft_tokens=MAX_DRAFT_TOKENS, draft_length_policy="goodput")
+    arms = {f"k = {k}": router_config(**SYNCHRONOUS, max_draft_tokens=k) for k in lengths}
+    arms["goodput"] = router_config(**SYNCHRONOUS | {"draft_length_policy": "goodput"})
+    arms["as served"] = router_config()
     case = f"load: {concurrency} streams, a = {acceptance:g}"
-    speeds: dict[str, list[float]] = {arm: [] for arm, config in arms.items() if config is not None}
+    speeds: dict[str, list[float]] = {arm: [] for arm in arms}
     for _ in range(repeats):
-        for arm, values in speeds.items():
-            config = arms[arm]
-            assert config is not None
+        for arm, config in arms.items():
             window = await measure(one_drafter(acceptance), config, Load(concurrency, one_class, warm_s, measure_s))
-            values.append(window.tokens_per_s)
+            speeds[arm].append(window.tokens_per_s)
     spreads = {arm: spread_of(values) for arm, values in speeds.items()}
-    rows = [Row(f"{case}: {arm}", spread.value, UNIT) for arm, spread in spreads.items() if arm != "goodput"]
+    fixed = [arm for arm in arms if arm.startswith("k = ")]
+    rows = [Row(f"{case}: {arm}", spreads[arm].value, UNIT) for arm in fixed]
     rows.append(Row(f"{case}: spread", max(spread.spread for spread in spreads.values()), "share of the median"))
-    if "goodput" not in spreads:
-        return rows + not_available(f"{case}: goodput")
-    goodput, plain = spreads["goodput"].value, spreads["k = 0"].value
-    best = max((arm for arm in spreads if arm != "goodput"), key=lambda arm: spreads[arm].value)
-    return [
-        *rows,
-        Row(f"{case}: goodput, bound {best}", goodput, UNIT, spreads[best].value, goodput / spreads[best].value),
-        Row(f"{case}: goodput, bound k = 0", goodput, UNIT, plain, goodput / plain),
-    ]
+    plain, best = spreads["k = 0"].value, max(fixed, key=lambda arm: spreads[arm].value)
+    for arm in ("goodput", "as served"):
+        value = spreads[arm].value
+        rows.append(Row(f"{case}: {arm}, bound {best}", value, UNIT, spreads[best].value, value / spreads[best].value))
+        rows.append(Row(f"{case}: {arm}, bound k = 0", value, UNIT, plain, value / plain))
+    return rows
 
 
 # --- busy ---------------------------------------------------------------------------------------------------
@@ -192,11 +180,8 @@ async def busy(quick: bool) -> list[Row]:
     alone = verify_ms / (verify_ms + DRAFTER_TIMING.passes_ms([streams] * draft_tokens, streams))
     rows: list[Row] = []
     for cohorts, bound in ((1, alone), (2, 1.0), (4, 1.0)):
-        config = router_config(draft_length_policy="fixed", max_draft_tokens=draft_tokens, max_cohorts=cohorts)
+        config = router_config(**SYNCHRONOUS | {"max_draft_tokens": draft_tokens, "max_cohorts": cohorts})
         case = f"busy: {streams} streams, k = {draft_tokens}, cohorts up to {cohorts}"
-        if config is None:
-            rows += not_available(case)
-            continue
         window = await measure(one_drafter(0.8), config, Load(streams, one_class, warm_s, measure_s))
         rows += [
             Row(f"{case}: target is busy", window.busy_share, "of its time", bound, window.busy_share / bound),
