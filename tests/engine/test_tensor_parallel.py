@@ -136,6 +136,24 @@ def test_two_ranks_share_a_prefix_and_copy_the_block_that_one_sequence_rolls_bac
         assert group.follower.wait(timeout=5) == 0
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="says what is mapped on Linux only")
+def test_a_rank_holds_no_more_than_its_share_of_the_weights(tiny_llama: TinyModel) -> None:
+    # Norms and the embedding are whole on every rank; the output layer is split as the linear layers are.
+    whole, split = 0, 0
+    for name, parameter in tiny_llama.reference.named_parameters():
+        if "norm" in name or "embed_tokens" in name:
+            whole += 4 * parameter.numel()
+        else:
+            split += 4 * parameter.numel()
+    with ranks(tiny_llama.folder) as group:
+        group.answer()
+        mapped, owned = group.ask({"weights": True})
+        group.ask({"close": True})
+    # Rows of a matrix are mapped as they lie in the file; columns are gathered into memory of the rank's own.
+    assert 0 < mapped < whole + split
+    assert mapped + owned == pytest.approx(whole + split / 2, rel=0.01)
+
+
 def test_a_follower_notices_at_once_that_rank_0_was_killed(tiny_llama: TinyModel) -> None:
     with ranks(tiny_llama.folder) as group:
         group.answer()
