@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -91,6 +92,8 @@ class TwoRanks:
             subprocess.Popen(
                 [sys.executable, "-m", "tests.losslessness.model_execution_rank", str(rank)],
                 cwd=ROOT,
+                # Without CUDA the ranks meet on the CPU, wherever the tests run.
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
