@@ -33,12 +33,14 @@ def local_service(config_path: Path, port: int | None, host: str | None) -> Iter
         with shown_steps() as step:
             step("Checking configuration and models")
             from deployments.config import parse_config
+            from deployments.machine_memory import check_machine_memory
             from deployments.preflight import check_deployment, resolve_models
             from deployments.serve_config import read_serve_config
 
             file = read_serve_config(config_path)
             config = resolve_models(parse_config(file.arguments))
             model = check_deployment(config)
+            check_machine_memory(config)
 
             from deployments.local_cluster import check_port, deploy, local_ray, logical_cpus, wait_until_ready
 

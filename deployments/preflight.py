@@ -1,4 +1,7 @@
-"""What can be refused before anything starts: missing models, different tokenizers, contexts, shards. No torch."""
+"""What can be refused before anything starts: missing models, different tokenizers, contexts, shards.
+
+Reads no weights. Memory is checked by `machine_memory`, where the machine is known.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

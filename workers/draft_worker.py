@@ -7,6 +7,7 @@ import ray
 
 from workers.drafters.base import Drafter
 from workers.drafters.registry import DrafterSpec, build_drafter
+from workers.log_lines import show_worker_log
 from workers.messages import (
     ProposeRequest,
     ReleaseRequest,
@@ -29,6 +30,7 @@ class DraftWorker:
 
     def load(self) -> WorkerRegistration:
         """Load the drafter and say what the router must know. Raises ConfigurationError."""
+        show_worker_log()
         self._drafter = build_drafter(self._spec)
         limits = self._drafter.limits
         return WorkerRegistration(

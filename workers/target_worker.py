@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from workers.engine.config import EngineConfig
+from workers.log_lines import show_worker_log
 from workers.messages import (
     ReleaseRequest,
     StatsRequest,
@@ -36,6 +37,7 @@ class TargetWorker:
 
     def load(self, meeting_point: tuple[str, int], timeout_s: float) -> WorkerRegistration:
         """Load this rank's share, together with all other ranks. Raises ConfigurationError."""
+        show_worker_log()
         # Imported here so that the process is up, and visible, before torch is.
         from workers.engine.engine import Engine
         from workers.engine.tensor_parallel import TensorParallelRank

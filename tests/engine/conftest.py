@@ -39,12 +39,24 @@ def tiny_llama(tiny_model: Callable[[str], TinyModel]) -> TinyModel:
     return tiny_model("llama")
 
 
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+    ]
+)
+def device(request: pytest.FixtureRequest) -> str:
+    """Where engines run: every test that loads one by `load_engine` runs on each device of the machine."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
-def load_engine(tiny_llama: TinyModel) -> Callable[..., Engine]:
+def load_engine(tiny_llama: TinyModel, device: str) -> Callable[..., Engine]:
     """Loads an engine with a small pool; keyword arguments override its configuration."""
 
     def load(folder: Path = tiny_llama.folder, **options: Any) -> Engine:
-        settings: dict[str, Any] = {"model": str(folder), "device": "cpu", "kv_cache_gib": 0.001} | options
+        settings: dict[str, Any] = {"model": str(folder), "device": device, "kv_cache_gib": 0.001} | options
         return Engine.load(EngineConfig(**settings))
 
     return load

@@ -2,7 +2,7 @@
 
 `python -m tests.engine.tensor_parallel_lead FOLDER PORT TIMEOUT`; commands are {"steps": [[id, first, ids, rows],
 ...]} (parents may follow the rows), {"keep": [[id, first, nodes], ...]}, {"publish": [id, ids]}, {"start": [id, ids]},
-{"sleep_s": s} and {"close": true}; each is answered by one line of JSON.
+{"sleep_s": s}, {"weights": true} and {"close": true}; each is answered by one line of JSON.
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 import time
 
 from tests.engine.tensor_parallel_peer import load
+from tests.engine.weight_pages import mapped_and_owned_bytes
 from workers.engine.step import AcceptedPath, StepInput
 from workers.errors import LinkClosedError
 from workers.messages import token_ids
@@ -35,6 +36,8 @@ def main() -> None:
             engine.publish(command["publish"][0], token_ids(command["publish"][1]))
         elif "start" in command:
             answer = engine.start(command["start"][0], token_ids(command["start"][1]))
+        elif "weights" in command:
+            answer = mapped_and_owned_bytes(engine.model)
         elif "close" in command:
             engine.close()
         else:

@@ -35,7 +35,7 @@ def test_logits_end_where_the_tokenizer_ends(
     engine.start(1)
     logits = engine.forward([StepInput(1, 0, token_ids([5, 6, 7]), 2)])
     assert logits.shape == (2, VOCABULARY - 6)
-    torch.testing.assert_close(logits, tiny_llama.logits([5, 6, 7])[1:, : VOCABULARY - 6], atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits.cpu(), tiny_llama.logits([5, 6, 7])[1:, : VOCABULARY - 6], atol=1e-4, rtol=0)
 
 
 def test_a_tokenizer_wider_than_the_logits_is_refused(

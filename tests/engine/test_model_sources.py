@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def logits(engine: Engine) -> torch.Tensor:
     engine.start(1)
-    return engine.forward([StepInput(1, 0, token_ids(IDS), len(IDS))])
+    return engine.forward([StepInput(1, 0, token_ids(IDS), len(IDS))]).cpu()
 
 
 def refusal(call: Callable[[], Any]) -> str:

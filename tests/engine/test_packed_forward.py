@@ -38,7 +38,7 @@ class Reader:
         for sequence_id, first, count in pieces:
             piece = token_ids(self.texts[sequence_id][first : first + count])
             inputs.append(StepInput(sequence_id, first, piece, count if sequence_id % 2 else 1))
-        logits = self.engine.forward(inputs)
+        logits = self.engine.forward(inputs).cpu()
         expected = torch.cat(
             [
                 self.model.logits(self.texts[item.sequence_id][: item.first_position + len(item.token_ids)])[

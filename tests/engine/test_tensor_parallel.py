@@ -1,6 +1,7 @@
 """Two ranks compute what one process computes, and neither waits for ever for a dead one."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -24,6 +25,12 @@ from workers.messages import token_ids
 
 TIMEOUT_S = 8.0
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def device() -> str:
+    """The ranks compute on the CPU; so does the engine that they are held against."""
+    return "cpu"
 
 
 @dataclass
@@ -51,7 +58,10 @@ def ranks(folder: Path, timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
 
     def spawn(role: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", f"tests.engine.tensor_parallel_{role}", str(folder), str(port), str(timeout_s)]
-        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # Without CUDA the ranks meet on the CPU, wherever the tests run.
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
 
     group = Group(spawn("lead"), spawn("peer"))
     try:
@@ -134,6 +144,20 @@ def test_two_ranks_share_a_prefix_and_copy_the_block_that_one_sequence_rolls_bac
             torch.testing.assert_close(torch.tensor(group.ask({"steps": steps})), expected, atol=1e-5, rtol=0)
         group.ask({"close": True})
         assert group.follower.wait(timeout=5) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="says what is mapped on Linux only")
+def test_a_rank_holds_no_more_than_its_share_of_the_weights(tiny_llama: TinyModel) -> None:
+    sizes = {name: 4 * parameter.numel() for name, parameter in tiny_llama.reference.named_parameters()}
+    norms = sum(size for name, size in sizes.items() if "norm" in name)
+    share = norms + (sum(sizes.values()) - norms) / 2
+    with ranks(tiny_llama.folder) as group:
+        group.answer()
+        mapped, owned = group.ask({"weights": True})
+        group.ask({"close": True})
+    # Rows of a matrix are mapped as they lie in the file; columns are gathered into memory of the rank's own.
+    assert 0 < mapped < share
+    assert mapped + owned == pytest.approx(share, rel=0.01)
 
 
 def test_a_follower_notices_at_once_that_rank_0_was_killed(tiny_llama: TinyModel) -> None:

@@ -58,7 +58,7 @@ def test_the_logits_of_every_node_are_those_of_its_path_as_a_plain_sequence(
             new = token_ids(text[cached:] + nodes)
             inputs.append(StepInput(number, cached, new, len(nodes) + 1, parents))
             expected.append(expected_rows(model, text, nodes, parents.tolist()))
-        torch.testing.assert_close(engine.forward(inputs), torch.cat(expected), atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(engine.forward(inputs).cpu(), torch.cat(expected), atol=TOLERANCE, rtol=0)
         engine.release(None)
 
     check()
@@ -84,7 +84,7 @@ def test_a_step_of_trees_chains_single_tokens_and_prompt_chunks_is_right_in_ever
             StepInput(number, cached, token_ids(text[cached:]), rows, token_ids(parents) if is_tree else None)
         )
         expected.append(expected_rows(model, text[:-6], text[-6:], parents) if is_tree else model.logits(text)[-rows:])
-    torch.testing.assert_close(engine.forward(inputs), torch.cat(expected), atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(engine.forward(inputs).cpu(), torch.cat(expected), atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -111,7 +111,7 @@ def test_what_follows_a_kept_path_is_as_if_nothing_else_had_been_read(
                 paths.append(AcceptedPath(number, len(text), token_ids(path)))
                 expected.append(expected_rows(model, text, nodes, parents.tolist()))
                 texts[number] = text + [nodes[node] for node in path] + [5]
-            torch.testing.assert_close(engine.forward(inputs), torch.cat(expected), atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(engine.forward(inputs).cpu(), torch.cat(expected), atol=TOLERANCE, rtol=0)
             engine.keep_paths(paths)
             assert [engine.length(number) for number in range(2)] == [len(text) - 1 for text in texts]
             held = sum(-(-(len(text) - 1) // engine.block_tokens) for text in texts)
@@ -120,7 +120,7 @@ def test_what_follows_a_kept_path_is_as_if_nothing_else_had_been_read(
             [StepInput(number, len(text) - 1, token_ids(text[-1:]), 1) for number, text in enumerate(texts)]
         )
         after = torch.cat([model.logits(text)[-1:] for text in texts])
-        torch.testing.assert_close(logits, after, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(logits.cpu(), after, atol=TOLERANCE, rtol=0)
         engine.release(None)
 
     check()

@@ -63,7 +63,7 @@ class Engine:
         _check_ranks(config, tensor_parallel)
         group = None if tensor_parallel is None else join(tensor_parallel, resolve_device(config.device))
         try:
-            loaded = load_model(config)
+            loaded = load_model(config, 0 if tensor_parallel is None else tensor_parallel.rank)
             shape = loaded.kv_shape
             total_blocks = affordable_blocks(shape, config.kv_cache_gib, config.block_tokens, loaded.context_length)
             pool = KVPool.create(shape, total_blocks, config.block_tokens, loaded.device)

@@ -1,8 +1,5 @@
 """Loading a causal language model for paged execution."""
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +9,14 @@ import torch
 from workers.engine.attention import ATTENTION_NAME, register_attention
 from workers.engine.config import EngineConfig
 from workers.engine.kv_pool import KVShape
-from workers.engine.memory import available_bytes, check_memory, weight_bytes
+from workers.engine.loading_progress import LoadingReport, can_draw_bar, quiet_transformers
+from workers.engine.memory import MemoryNeed, available_bytes, check_memory, weight_bytes
 from workers.engine.model_files import check_weight_files, is_gguf, model_file, model_folder, unknown_model
 from workers.engine.quantization import check_quantization, loading_options, quantise_loaded, uses_bitsandbytes
 from workers.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -94,11 +90,11 @@ def attention_shape(config: "PreTrainedConfig") -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
+def load_model(config: EngineConfig, rank: int = 0) -> LoadedModel:
     """Load `config.model` in evaluation mode, with paged attention, on its device.
 
-    With `tensor_parallel_size` above 1 every rank of the process group must call this, and each loads its share.
-    Raises ConfigurationError when the model is missing or cannot run here.
+    With `tensor_parallel_size` above 1 every rank of the process group must call this, and each loads its share; rank 0
+    alone shows progress. Raises ConfigurationError when the model is missing or cannot run here.
     """
     if config.dtype not in _DTYPES:
         raise ConfigurationError(f"dtype {config.dtype!r} is not one of {', '.join(_DTYPES)}")
@@ -108,10 +104,14 @@ def load_model(config: EngineConfig) -> LoadedModel:
     check_quantization(config, device)
     text_config = load_config(config.model, config.trust_remote_code)
     vocabulary_size, embedding_size = _check_model(config, text_config)
-    check_memory(config.model, needed_bytes(config, device), available_bytes(device), config.kv_cache_gib)
+    need = memory_need(config, device)
+    check_memory(config.model, need.total, available_bytes(device), config.kv_cache_gib)
     _, kv_heads, head_dim = attention_shape(text_config)
+    report = LoadingReport(f"{config.model} as {_form(config)} on {device}", need.weights, rank)
+    model = _load_weights(config, device, can_draw_bar(rank))
+    report.done(model)
     return LoadedModel(
-        model=_load_weights(config, device),
+        model=model,
         vocabulary_size=vocabulary_size,
         embedding_size=embedding_size,
         context_length=context_length(config.model, text_config, config.max_context_tokens),
@@ -159,28 +159,50 @@ def tokenizer_size(model: str) -> int | None:
 
 
 def needed_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the memory that loading and serving a model takes on this rank: the larger of both, KV pool included.
+    """Return the memory that loading and serving a model takes on this rank; see `memory_need`."""
+    return memory_need(config, device).total
 
-    What one step needs for itself comes on top. Raises ConfigurationError when the model's class is not known.
+
+def memory_need(config: EngineConfig, device: torch.device) -> MemoryNeed:
+    """Return what a model takes on each rank, from its configuration alone.
+
+    Raises ConfigurationError when the model's class is not known.
     """
     from transformers import AutoModelForCausalLM
 
     dtype, kind = _DTYPES[config.dtype], config.quantization
     full_config = load_config(config.model, config.trust_remote_code)
     try:
-        with torch.device("meta"), _quiet_transformers():
+        with torch.device("meta"), quiet_transformers():
             auto: Any = AutoModelForCausalLM
             skeleton: Any = auto.from_config(full_config, trust_remote_code=config.trust_remote_code)
         skeleton.tie_weights()
     except _UNLOADABLE as error:
         raise unknown_model(config.model, error) from error
-    served = weight_bytes(skeleton, dtype, kind) // config.tensor_parallel_size
     later = kind == "int8" and not uses_bitsandbytes(kind, device)
-    loading = weight_bytes(skeleton, dtype, kind, loaded_first=later) // config.tensor_parallel_size
-    return max(loading, served + int(config.kv_cache_gib * 2**30))
+    return MemoryNeed(
+        weights=weight_bytes(skeleton, dtype, kind) // config.tensor_parallel_size,
+        loading=weight_bytes(skeleton, dtype, kind, loaded_first=later) // config.tensor_parallel_size,
+        pool=int(config.kv_cache_gib * 2**30),
+    )
 
 
-def _load_weights(config: EngineConfig, device: torch.device) -> Any:
+def shares_weights(config: EngineConfig, device: torch.device) -> bool:
+    """Whether processes of one machine that load the model so hold its weights once: as mapped pages of its files.
+
+    On the CPU that is so where weights are neither quantised nor converted to another dtype than that of the files.
+    """
+    if device.type != "cpu" or config.quantization != "none" or is_gguf(config.model):
+        return False
+    stored: Any = getattr(load_config(config.model, config.trust_remote_code), "dtype", None)
+    return stored in (None, config.dtype, _DTYPES[config.dtype])
+
+
+def _form(config: EngineConfig) -> str:
+    return config.dtype if config.quantization == "none" else f"{config.dtype} with quantization {config.quantization}"
+
+
+def _load_weights(config: EngineConfig, device: torch.device, bar: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
     register_attention()
@@ -200,7 +222,7 @@ def _load_weights(config: EngineConfig, device: torch.device) -> Any:
         from transformers.distributed.configuration_utils import DistributedConfig
 
         options["distributed_config"] = DistributedConfig(tp_size=config.tensor_parallel_size)
-    with _quiet_transformers():
+    with quiet_transformers(bar):
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(source, **options)
         except _UNLOADABLE as error:
@@ -212,7 +234,6 @@ def _load_weights(config: EngineConfig, device: torch.device) -> Any:
     quantise_loaded(model, config, device)
     if config.tensor_parallel_size == 1 and "device_map" not in options:
         model = model.to(device)
-    logger.debug("loaded %s as %s, quantization %s, on %s", config.model, config.dtype, config.quantization, device)
     return model.eval()
 
 
@@ -244,22 +265,3 @@ def context_length(model: str, text_config: "PreTrainedConfig", cap: int | None)
     if not known:
         raise ConfigurationError(f"model {model} states no context length; set max_context_tokens")
     return min(known)
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and advice of transformers, whose place is not a server's log."""
-    from transformers.utils import logging
-
-    library_logging: Any = logging
-
-    verbosity = library_logging.get_verbosity()
-    progress_bar = library_logging.is_progress_bar_enabled()
-    library_logging.set_verbosity_error()
-    library_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library_logging.set_verbosity(verbosity)
-        if progress_bar:
-            library_logging.enable_progress_bar()

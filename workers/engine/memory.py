@@ -1,5 +1,6 @@
 """Whether a model fits: what weights and KV pool will need, and what the device has left."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,23 @@ _CGROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 _CACHED_FILES = ("active_file", "inactive_file")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes that one process takes: `weights` once it serves, `loading` at the worst moment before, and the KV `pool`.
+
+    What one step needs for itself comes on top.
+    """
+
+    weights: int
+    loading: int
+    pool: int
+
+    @property
+    def total(self) -> int:
+        """The larger of loading and serving."""
+        return max(self.loading, self.weights + self.pool)
 
 
 def weight_bytes(skeleton: torch.nn.Module, dtype: torch.dtype, quantization: str, loaded_first: bool = False) -> int:
@@ -63,6 +81,16 @@ def check_memory(model: str, needed: int, available: int | None, kv_cache_gib: f
             f"model {model} needs {needed / 2**30:.3g} GiB (kv_cache_gib {kv_cache_gib:g} of it) and "
             f"{available / 2**30:.3g} GiB are available"
         )
+
+
+def total_bytes(device: torch.device) -> int | None:
+    """Return how much `device` could give at most, or None where the system does not say.
+
+    On the CPU that is what is available now. Of a GPU it is all of its memory: asking what is free would take some.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return available_bytes(device)
 
 
 def _system_bytes() -> int | None:
