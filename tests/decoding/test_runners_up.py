@@ -69,7 +69,7 @@ def test_runners_up_of_large_vocabularies_are_nearly_always_the_next_best(params
     draws = draw_with_runners_up(logits, SamplingRows.of_runs([run]), 3)
     best = torch.from_numpy(sums_of(logits, run)).topk(4, dim=-1).indices
     assert torch.equal(draws.tokens, best[:, 0])
-    assert (draws.runners_up == best[:, 1:]).float().mean() > (0.8 if params.temperature else 0.999)
+    assert (draws.runners_up == best[:, 1:].numpy()).mean() > (0.8 if params.temperature else 0.999)
 
 
 def test_greedy_and_sampled_rows_share_a_batch_and_do_not_touch_each_other() -> None:
@@ -81,6 +81,6 @@ def test_greedy_and_sampled_rows_share_a_batch_and_do_not_touch_each_other() -> 
         part = slice(2 * index, 2 * index + 2)
         alone = draw_with_runners_up(logits[part].clone(), SamplingRows.of_runs([run]), 2)
         rows = slice(0, 1) if index == 2 else slice(0, 2)
-        assert torch.equal(alone.runners_up[rows], together.runners_up[part][rows])
+        assert np.array_equal(alone.runners_up[rows], together.runners_up[part][rows])
         assert torch.equal(alone.tokens, together.tokens[part])
     assert together.tokens[5] == sampling.INVALID_TOKEN

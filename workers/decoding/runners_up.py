@@ -6,6 +6,8 @@ its first runner-up lacked; and what the target draws then is most often one of 
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from workers.decoding.race import RaceResult
@@ -18,8 +20,7 @@ NOBODY = -1
 class Contenders:
     """Tokens that were looked at in a draw: `best` float32 [rows] of the token that won, `sums` float32 [rows, n].
 
-    Sums are of score and noise, or logits where the draw was greedy. `ids` int64 [rows, n], NOBODY for one to be left
-    out; None for all ids in order.
+    Sums are of score and noise, or logits where the draw was greedy. `ids` int64 [rows, n]; None for all ids in order.
     """
 
     best: torch.Tensor
@@ -37,47 +38,52 @@ class Draws:
     """
 
     tokens: torch.Tensor
-    runners_up: torch.Tensor
-    gaps: torch.Tensor
+    runners_up: npt.NDArray[np.int64]
+    gaps: npt.NDArray[np.float32]
 
     @classmethod
     def of(cls, tokens: torch.Tensor, count: int) -> "Draws":
         """Begin with `count` runners-up per row that do not exist."""
-        gaps = torch.full((len(tokens), count), torch.inf, device=tokens.device)
-        return cls(tokens, torch.full_like(gaps, NOBODY, dtype=torch.int64), gaps)
+        shape = (len(tokens), count)
+        return cls(tokens, np.full(shape, NOBODY, dtype=np.int64), np.full(shape, np.inf, dtype=np.float32))
 
     def place_(self, rows: torch.Tensor | None, contenders: Contenders, temperature: torch.Tensor) -> None:
         """Set the runners-up of `rows` int64 [n], None for all; `contenders` and `temperature` float32 [n] are theirs.
 
         The tokens that won are left out of the contenders.
         """
-        winners = (self.tokens if rows is None else self.tokens[rows]).unsqueeze(-1)
-        if contenders.ids is None:
-            sums = contenders.sums.scatter(-1, winners, -torch.inf)
-        else:
-            left_out = (contenders.ids == winners).logical_or_(contenders.ids == NOBODY)
-            sums = contenders.sums.masked_fill(left_out, -torch.inf)
-        places = min(self.gaps.shape[1], sums.shape[1])
-        found, where = sums.topk(places, dim=-1)
-        ids = where if contenders.ids is None else contenders.ids.gather(-1, where)
-        scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1)
-        gaps = (contenders.best.unsqueeze(-1) - found).mul_(scale)
-        ids = ids.masked_fill(~gaps.isfinite(), NOBODY)
-        if rows is None:
-            self.gaps[:, :places], self.runners_up[:, :places] = gaps, ids
-        else:
-            self.gaps[rows, :places], self.runners_up[rows, :places] = gaps, ids
+        count = self.gaps.shape[1]
+        found, where = contenders.sums.topk(min(count + 1, contenders.sums.shape[1]), dim=-1)
+        ids = (where if contenders.ids is None else contenders.ids.gather(-1, where)).cpu().numpy()
+        winners = (self.tokens if rows is None else self.tokens[rows]).cpu().numpy()
+        scale = temperature.cpu().numpy()
+        # So few numbers are quicker to deal with here than on any device.
+        with np.errstate(invalid="ignore"):
+            gaps = (contenders.best.cpu().numpy()[:, None] - found.cpu().numpy()) * np.where(scale > 0, scale, 1)[
+                :, None
+            ]
+        gaps[(ids == winners[:, None]) | ~np.isfinite(gaps)] = np.inf
+        nearest = gaps.argsort(axis=1, kind="stable")[:, :count]
+        gaps = np.take_along_axis(gaps, nearest, 1)
+        ids = np.where(np.isfinite(gaps), np.take_along_axis(ids, nearest, 1), NOBODY)
+        chosen = slice(None) if rows is None else rows.cpu().numpy()
+        self.gaps[chosen, : gaps.shape[1]] = gaps
+        self.runners_up[chosen, : gaps.shape[1]] = ids
 
 
 def greedy_contenders(chunked: ChunkedLogits, best: torch.Tensor, count: int) -> Contenders:
     """Return the chunks that hold the `count` + 1 largest logits of each row; `best` float32 [rows] are the largest."""
     leading = chunked.maxima.topk(min(count + 1, chunked.maxima.shape[1])).indices
     rows = torch.arange(len(leading), device=leading.device).repeat_interleave(leading.shape[1])
-    logits = chunked.at(rows, leading.flatten())
-    return Contenders(best, logits.view(len(leading), -1), chunked.ids_once(leading.flatten()).view(len(leading), -1))
+    return _of_chunks(chunked, best, leading, chunked.at(rows, leading.flatten()))
 
 
 def race_contenders(chunked: ChunkedLogits, race: RaceResult) -> Contenders:
     """Return those that ran in front, for some rows of `chunked`."""
-    ids = chunked.ids_once(race.leading.flatten()).view(len(race.leading), -1)
-    return Contenders(race.sums, race.leading_sums.flatten(1), ids)
+    return _of_chunks(chunked, race.sums, race.leading, race.leading_sums)
+
+
+def _of_chunks(chunked: ChunkedLogits, best: torch.Tensor, chunks: torch.Tensor, sums: torch.Tensor) -> Contenders:
+    """Return the tokens of `chunks` int64 [rows, n]; each counts once, also where the last two chunks overlap."""
+    ids, sums = chunked.ids_once(chunks.flatten()).view(len(chunks), -1), sums.reshape(len(chunks), -1)
+    return Contenders(best, sums.masked_fill(ids < 0, -torch.inf) if chunked.vocabulary % chunked.width else sums, ids)

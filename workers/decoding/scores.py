@@ -47,9 +47,10 @@ class ChunkedLogits:
 
     def ids_once(self, chunks: torch.Tensor) -> torch.Tensor:
         """Return the ids of `chunks` int64 [n], [n, width]; -1 for those of the last chunk that the one before has."""
-        starts = (chunks * self.width).unsqueeze(-1)
         ids = self.starts(chunks).unsqueeze(-1) + torch.arange(self.width, device=chunks.device)
-        return ids.masked_fill_(ids < starts, -1)
+        if self.vocabulary % self.width:
+            ids.masked_fill_(ids < (chunks * self.width).unsqueeze(-1), -1)
+        return ids
 
     def at(self, rows: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
         """Return the logits of chunks, [n, width], by `rows` and `chunks` int64 [n]."""
