@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from workers.drafters.base import DrafterLimits
 from workers.drafters.chains import Chain, extend_chains
+from workers.drafters.forecasts import Experience, Forecast
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
 from workers.engine.step import StepInput
@@ -25,6 +26,8 @@ class ModelDrafter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._followed = FollowedSequences(engine)
+        self._experience = Experience()
+        self._forecasts: dict[int, Forecast] = {}  # of what was drafted last, by sequence id
 
     @property
     def limits(self) -> DrafterLimits:
@@ -36,7 +39,7 @@ class ModelDrafter:
         """See `Drafter.propose`. A chain ends early where the drafter's context does."""
         began = time.perf_counter()
         fitting = [item for item in request.items if self._fits(item)]
-        known = [accepted for item in fitting if (accepted := self._followed.accept(item)) is not None]
+        known = [followed for item in fitting if (followed := self._follow(item)) is not None]
         lost = {item.sequence_id for item in fitting} - {item.sequence_id for item in known}
         chains = self._draft([item for item in known if len(item.committed)])
         # Of these more is cached than was sent, and there is nothing to draft after yet.
@@ -55,7 +58,10 @@ class ModelDrafter:
 
     def release(self, sequence_ids: Iterable[int] | None) -> None:
         """See `Drafter.release`."""
-        self._followed.release(sequence_ids)
+        released = list(self._forecasts) if sequence_ids is None else list(sequence_ids)
+        for sequence_id in released:
+            self._forecasts.pop(sequence_id, None)
+        self._followed.release(None if sequence_ids is None else released)
 
     def stats(self) -> WorkerStats:
         """See `Drafter.stats`."""
@@ -63,6 +69,13 @@ class ModelDrafter:
 
     def _fits(self, item: ProposeItem) -> bool:
         return item.first_position + len(item.committed) <= self._engine.context_length
+
+    def _follow(self, item: ProposeItem) -> ProposeItem | None:
+        """Learn from what became of the last drafts; see `FollowedSequences.accept`."""
+        forecast = self._forecasts.pop(item.sequence_id, None)
+        if forecast is not None and item.sampling is None:
+            self._experience.learn(forecast, item.first_position, item.committed)
+        return self._followed.accept(item)
 
     def _draft(self, items: list[ProposeItem]) -> dict[int, Chain]:
         """Return each sequence's chain. The last token of a chain is drawn but not read, so its KV is not there."""
@@ -78,7 +91,7 @@ class ModelDrafter:
                 break
             begun = [chain for chain in drafting if not chain.tokens]
             runs = [self._followed.run(chain.item.sequence_id, chain.next_position, positions=1) for chain in drafting]
-            drawn = extend_chains(drafting, logits, runs)
+            drawn = extend_chains(drafting, logits, runs, self._experience)
             for chain in begun:
                 self._share(chain)
             drafting = [chain for chain in drawn if self._continues(chain)]
@@ -86,6 +99,7 @@ class ModelDrafter:
                 StepInput(chain.item.sequence_id, chain.next_position - 1, token_ids(chain.tokens[-1:]), logit_rows=1)
                 for chain in drafting
             ]
+        self._forecasts |= {sequence_id: chain.forecast() for sequence_id, chain in chains.items()}
         return chains
 
     def _share(self, chain: Chain) -> None:
@@ -97,4 +111,5 @@ class ModelDrafter:
 
     def _continues(self, chain: Chain) -> bool:
         """Whether another token is wanted, and the last one can still be read within the context."""
-        return len(chain.tokens) < chain.item.draft_tokens and chain.next_position <= self._engine.context_length
+        wanted = len(chain.tokens) < chain.item.draft_tokens and chain.is_likely
+        return wanted and chain.next_position <= self._engine.context_length
