@@ -1,9 +1,8 @@
 """What a drafter expects behind the tokens of a sequence, how it turned out, and what may come of a verification."""
 
 import heapq
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from workers.drafters.calibration import Calibration
@@ -113,8 +112,3 @@ class Experience:
         listed = (1 - confidence) * self._listed / self._corrections
         shares = (listed * weight / sum(weights) for weight in weights)
         return {guess.token: confidence} | dict(zip(guess.runners_up, shares, strict=True))
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -47,14 +47,18 @@ class FollowedSequences:
         Where even more is cached, `committed` is empty, and `first_position` is how many tokens are.
         """
         if item.sampling is None:
-            length = self._engine.length(item.sequence_id)
-            return item if length is not None and length >= item.first_position else None
+            return item if self.has_read(item.sequence_id, item.first_position) else None
         cached = self._engine.start(item.sequence_id, item.prompt, item.cache_salt)
         followed = self._sequences[item.sequence_id] = self._begin(item.sampling, item.prompt_tokens)
         if not cached or item.prompt is None:
             return item
         followed.history.write(0, item.prompt[:cached])
         return replace(item, first_position=cached, committed=item.committed[cached:])
+
+    def has_read(self, sequence_id: int, tokens: int) -> bool:
+        """Whether the sequence is known here, with that many tokens at least."""
+        length = self._engine.length(sequence_id)
+        return length is not None and length >= tokens
 
     def _begin(self, sampling: SamplingParams, prompt_tokens: int) -> _Followed:
         if sampling.rules is None:
@@ -80,6 +84,18 @@ class FollowedSequences:
         for item in inputs:
             self._sequences[item.sequence_id].history.write(item.first_position, item.token_ids)
         return logits
+
+    def fork(self, sequence_id: int, fork_id: int, length: int) -> None:
+        """Follow another sequence that begins with the first `length` tokens of this one; see `Engine.fork`."""
+        self._engine.fork(sequence_id, fork_id, length)
+        followed = self._sequences[sequence_id]
+        fork = self._sequences[fork_id] = replace(followed, history=TokenHistory())
+        fork.history.write(0, followed.history.tokens[:length])
+
+    def adopt(self, sequence_id: int, fork_id: int) -> None:
+        """Put a fork in the place of the sequence; see `Engine.adopt`."""
+        self._engine.adopt(sequence_id, fork_id)
+        self._sequences[sequence_id] = self._sequences.pop(fork_id)
 
     def publish(self, sequence_id: int, tokens: int) -> None:
         """Let later sequences begin with the KV of this one's first `tokens` tokens.
