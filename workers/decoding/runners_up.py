@@ -4,16 +4,13 @@ A drafter that draws with the target's noise is wrong only where the target's lo
 its first runner-up lacked; and what the target draws then is most often one of the runners-up.
 """
 
+import math
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from workers.decoding.race import RaceResult
 from workers.decoding.scores import ChunkedLogits
-
-NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +27,42 @@ class Contenders:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The outcome of a draw: `tokens` int64 [rows], and `runners_up` int64 [rows, m], the nearest first.
+    """The outcome of a draw: `tokens` int64 [rows], and of each row the `runners_up`, the nearest first.
 
-    `gaps` float32 [rows, m] is by how much the logit of each would have had to be larger for it to be drawn: score and
-    noise times temperature. A runner-up that does not exist is NOBODY, infinitely far away. In large vocabularies the
-    runners-up are taken from the tokens that were looked at, nearly always the likeliest: now and then one is missed.
+    `gaps` say by how much the logit of each would have had to be larger for it to be drawn: score and noise times
+    temperature. In large vocabularies the runners-up are taken from the tokens that were looked at, nearly always the
+    likeliest: now and then one is missed.
     """
 
     tokens: torch.Tensor
-    runners_up: npt.NDArray[np.int64]
-    gaps: npt.NDArray[np.float32]
+    runners_up: list[tuple[int, ...]]
+    gaps: list[tuple[float, ...]]
 
     @classmethod
-    def of(cls, tokens: torch.Tensor, count: int) -> "Draws":
-        """Begin with `count` runners-up per row that do not exist."""
-        shape = (len(tokens), count)
-        return cls(tokens, np.full(shape, NOBODY, dtype=np.int64), np.full(shape, np.inf, dtype=np.float32))
+    def of(cls, tokens: torch.Tensor) -> "Draws":
+        """Begin without runners-up."""
+        return cls(tokens, [()] * len(tokens), [()] * len(tokens))
 
-    def place_(self, rows: torch.Tensor | None, contenders: Contenders, temperature: torch.Tensor) -> None:
-        """Set the runners-up of `rows` int64 [n], None for all; `contenders` and `temperature` float32 [n] are theirs.
+    def place_(self, rows: torch.Tensor | None, contenders: Contenders, temperature: torch.Tensor, count: int) -> None:
+        """Set at most `count` runners-up of `rows` int64 [n], None for all; `contenders` are theirs.
 
-        The tokens that won are left out of the contenders.
+        `temperature` float32 [n]. The tokens that won are left out of the contenders.
         """
-        count = self.gaps.shape[1]
         found, where = contenders.sums.topk(min(count + 1, contenders.sums.shape[1]), dim=-1)
-        ids = (where if contenders.ids is None else contenders.ids.gather(-1, where)).cpu().numpy()
-        winners = (self.tokens if rows is None else self.tokens[rows]).cpu().numpy()
-        scale = temperature.cpu().numpy()
-        # So few numbers are quicker to deal with here than on any device.
-        with np.errstate(invalid="ignore"):
-            gaps = (contenders.best.cpu().numpy()[:, None] - found.cpu().numpy()) * np.where(scale > 0, scale, 1)[
-                :, None
-            ]
-        gaps[(ids == winners[:, None]) | ~np.isfinite(gaps)] = np.inf
-        nearest = gaps.argsort(axis=1, kind="stable")[:, :count]
-        gaps = np.take_along_axis(gaps, nearest, 1)
-        ids = np.where(np.isfinite(gaps), np.take_along_axis(ids, nearest, 1), NOBODY)
-        chosen = slice(None) if rows is None else rows.cpu().numpy()
-        self.gaps[chosen, : gaps.shape[1]] = gaps
-        self.runners_up[chosen, : gaps.shape[1]] = ids
+        ids = where if contenders.ids is None else contenders.ids.gather(-1, where)
+        winners = self.tokens if rows is None else self.tokens[rows]
+        # So few numbers are quickest to deal with one by one.
+        parts = [each.tolist() for each in (winners, contenders.best, temperature, ids, found)]
+        for row, winner, best, scale, tokens, sums in zip(
+            range(len(winners)) if rows is None else rows.tolist(), *parts, strict=True
+        ):
+            there = [
+                (token, (best - value) * (scale or 1.0))
+                for token, value in zip(tokens, sums, strict=True)
+                if token != winner and math.isfinite(best - value)
+            ][:count]
+            self.runners_up[row] = tuple(token for token, _ in there)
+            self.gaps[row] = tuple(gap for _, gap in there)
 
 
 def greedy_contenders(chunked: ChunkedLogits, best: torch.Tensor, count: int) -> Contenders:

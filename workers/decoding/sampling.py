@@ -136,30 +136,30 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, count: int) -> Draws:
 def _draw_whole_rows(logits: torch.Tensor, rows: SamplingRows, count: int) -> Draws:
     best, tokens = logits.max(dim=-1)
     valid, sampled = _kinds(best, rows)
-    draws = Draws.of(tokens, count)
+    draws = Draws.of(tokens)
     if count and len(sampled) < len(logits):
-        draws.place_(None, Contenders(best, logits), rows.temperature)
+        draws.place_(None, Contenders(best, logits), rows.temperature, count)
     if len(sampled):
         chosen = rows.select(sampled)
         ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
         sums = _whole_row_scores(logits[sampled], chosen).add_(gumbel_noise(chosen.keys, ids))
         best, tokens[sampled] = sums.max(dim=-1)
         if count:
-            draws.place_(sampled, Contenders(best, sums), chosen.temperature)
+            draws.place_(sampled, Contenders(best, sums), chosen.temperature, count)
     tokens.masked_fill_(~valid, INVALID_TOKEN)
     return draws
 
 
 def _draw_sparingly(logits: torch.Tensor, rows: SamplingRows, count: int) -> Draws:
     if not len(logits):
-        return Draws.of(torch.empty(0, dtype=torch.int64, device=logits.device), count)
+        return Draws.of(torch.empty(0, dtype=torch.int64, device=logits.device))
     chunked = ChunkedLogits.of(logits)
     best = chunked.maxima.amax(dim=-1)
     valid, sampled = _kinds(best, rows)
     tokens = chunked.argmax()
-    draws = Draws.of(tokens, count)
+    draws = Draws.of(tokens)
     if count and len(sampled) < len(logits):
-        draws.place_(None, greedy_contenders(chunked, best, count), rows.temperature)
+        draws.place_(None, greedy_contenders(chunked, best, count), rows.temperature, count)
     if len(sampled):
         chosen = rows.select(sampled)
         scores = ChunkedScores.of(chunked, sampled, chosen.temperature)
@@ -167,7 +167,7 @@ def _draw_sparingly(logits: torch.Tensor, rows: SamplingRows, count: int) -> Dra
         race = Race(scores, lowest, chosen.keys).run()
         tokens[sampled] = race.tokens
         if count:
-            draws.place_(sampled, race_contenders(chunked, race), chosen.temperature)
+            draws.place_(sampled, race_contenders(chunked, race), chosen.temperature, count)
     tokens.masked_fill_(~valid, INVALID_TOKEN)
     return draws
 

@@ -9,7 +9,6 @@ import torch
 
 from workers.decoding.noise import Stream
 from workers.decoding.ratio import draw_sparsely
-from workers.decoding.runners_up import NOBODY, Draws
 from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_with_runners_up
 from workers.drafters.forecasts import Experience, Forecast, Guess
 from workers.messages import (
@@ -112,19 +111,10 @@ def coupled_guesses(logits: torch.Tensor, runs: Sequence[PositionRun]) -> list[G
     None stands for a position whose logits are not finite.
     """
     draws = draw_with_runners_up(logits, SamplingRows.of_runs(runs, device=logits.device), RUNNERS_UP)
-    return _guesses(draws)
-
-
-def _guesses(draws: Draws) -> list[Guess | None]:
-    guesses: list[Guess | None] = []
-    for token, ids, gaps in zip(draws.tokens.tolist(), draws.runners_up.tolist(), draws.gaps.tolist(), strict=True):
-        there = len(ids) - ids.count(NOBODY)
-        guesses.append(
-            None
-            if token == INVALID_TOKEN
-            else Guess(token, gaps[0] if gaps else math.inf, tuple(ids[:there]), tuple(gaps[:there]))
-        )
-    return guesses
+    return [
+        None if token == INVALID_TOKEN else Guess(token, gaps[0] if gaps else math.inf, ids, gaps)
+        for token, ids, gaps in zip(draws.tokens.tolist(), draws.runners_up, draws.gaps, strict=True)
+    ]
 
 
 def _extend_coupled(
