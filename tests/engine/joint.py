@@ -46,12 +46,13 @@ def draw_continuations(
     verification: Verification,
     seeds: range,
     draft_tokens: Sequence[int] = (2, 1),
+    least_confidence: float = 0.0,
 ) -> Drawn:
     """Continue PROMPT once per seed, with as many drafts per round as `draft_tokens` says, the last for all others."""
     counts: Counter[tuple[int, ...]] = Counter()
     accepted: Counter[int] = Counter()
     for start in range(0, len(seeds), _BATCH):
-        batch = _Batch(target, drafter, sampling, verification, seeds[start : start + _BATCH])
+        batch = _Batch(target, drafter, sampling, verification, seeds[start : start + _BATCH], least_confidence)
         for k in itertools.chain(draft_tokens, itertools.repeat(draft_tokens[-1])):
             kept = batch.round(k)
             if len(kept) == len(batch.seeds):
@@ -69,9 +70,16 @@ class _Batch:
     """Sequences that are drafted and verified together, started anew in every round."""
 
     def __init__(
-        self, target: Table, drafter: Table, sampling: SamplingParams, verification: Verification, seeds: range
+        self,
+        target: Table,
+        drafter: Table,
+        sampling: SamplingParams,
+        verification: Verification,
+        seeds: range,
+        least_confidence: float,
     ) -> None:
         self.seeds = seeds
+        self._least_confidence = least_confidence
         self.outputs: list[list[int]] = [[] for _ in seeds]
         self._sampling = sampling
         self._verification = verification
@@ -101,7 +109,8 @@ class _Batch:
         for index in self.unfinished():
             tokens = token_ids([*PROMPT, *self.outputs[index]])
             sampling = replace(self._sampling, seed=self.seeds[index])
-            yield ProposeItem(index, 0, 0, tokens, k, sampling, len(PROMPT), self._verification)
+            item = ProposeItem(index, 0, 0, tokens, k, sampling, len(PROMPT), self._verification)
+            yield replace(item, least_confidence=self._least_confidence)
 
 
 def expected_joint(target: Table, sampling: SamplingParams) -> npt.NDArray[np.float64]:

@@ -49,6 +49,16 @@ def test_the_joint_distribution_of_three_tokens_is_the_targets_own(verification:
     check_joint(SAMPLINGS[name], verification)
 
 
+@pytest.mark.parametrize("verification", Verification)
+def test_chains_that_end_where_the_drafter_is_unsure_change_no_distribution(verification: Verification) -> None:
+    """By ratio that would show if drafts were left out for being improbable."""
+    sampling, least = SamplingParams(), 0.42 if verification is Verification.RATIO else 0.65
+    drawn = draw_continuations(TARGET, DRAFTER, sampling, verification, SEEDS, (2,), least_confidence=least)
+    whole = draw_continuations(TARGET, DRAFTER, sampling, verification, SEEDS, (2,))
+    assert 0.02 * len(SEEDS) < drawn.accepted[2] < 0.9 * whole.accepted[2]
+    assert chi_square_p(drawn.counts, expected_joint(TARGET, sampling)) > FITS
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1e-12, 1e-7, 1e-5])
 @pytest.mark.parametrize("draft_tokens", [(1,), (2, 1), (5,)])
 def test_at_no_temperature_both_verifications_give_the_argmax(

@@ -10,6 +10,7 @@ from workers.decoding.logit_edits import LogitEdits, RuledRun
 from workers.decoding.logit_rules import RuleContext
 from workers.decoding.noise import Stream, gumbel_noise, noise_keys
 from workers.decoding.race import Race
+from workers.decoding.runners_up import Contenders, Draws, greedy_contenders, race_contenders
 from workers.decoding.scores import ChunkedLogits, ChunkedScores
 from workers.decoding.warping import cutoffs, temperature_scores, whole_row_cutoffs
 from workers.messages import SamplingParams
@@ -93,10 +94,16 @@ def draw_tokens(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     whose rules leave nothing, gives INVALID_TOKEN, and touches no other row. The draw depends on the row's logits,
     rules and key alone.
     """
+    return draw_with_runners_up(logits, rows, 0).tokens
+
+
+@torch.inference_mode()
+def draw_with_runners_up(logits: torch.Tensor, rows: SamplingRows, count: int) -> Draws:
+    """Return what `draw_tokens` does, with `count` runners-up of each row; `logits` are as there."""
     if rows.edits is None:
-        return _draw(logits, rows)
+        return _draw(logits, rows, count)
     with rows.edits.applied_to(logits):
-        return _draw(logits, rows)
+        return _draw(logits, rows, count)
 
 
 @torch.inference_mode()
@@ -121,33 +128,48 @@ def _warp(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return scores.masked_fill_(~valid.unsqueeze(-1), torch.nan)
 
 
-def _draw(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    return (_draw_whole_rows if logits.shape[1] <= _SMALL_VOCABULARY else _draw_sparingly)(logits, rows)
+def _draw(logits: torch.Tensor, rows: SamplingRows, count: int) -> Draws:
+    draw = _draw_whole_rows if logits.shape[1] <= _SMALL_VOCABULARY else _draw_sparingly
+    return draw(logits, rows, count)
 
 
-def _draw_whole_rows(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+def _draw_whole_rows(logits: torch.Tensor, rows: SamplingRows, count: int) -> Draws:
     best, tokens = logits.max(dim=-1)
     valid, sampled = _kinds(best, rows)
+    draws = Draws.of(tokens)
+    if count and len(sampled) < len(logits):
+        draws.place_(None, Contenders(best, logits), rows.temperature, count)
     if len(sampled):
         chosen = rows.select(sampled)
         ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
-        scores = _whole_row_scores(logits[sampled], chosen)
-        tokens[sampled] = scores.add_(gumbel_noise(chosen.keys, ids)).argmax(dim=-1)
-    return tokens.masked_fill_(~valid, INVALID_TOKEN)
+        sums = _whole_row_scores(logits[sampled], chosen).add_(gumbel_noise(chosen.keys, ids))
+        best, tokens[sampled] = sums.max(dim=-1)
+        if count:
+            draws.place_(sampled, Contenders(best, sums), chosen.temperature, count)
+    tokens.masked_fill_(~valid, INVALID_TOKEN)
+    return draws
 
 
-def _draw_sparingly(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+def _draw_sparingly(logits: torch.Tensor, rows: SamplingRows, count: int) -> Draws:
     if not len(logits):
-        return torch.empty(0, dtype=torch.int64, device=logits.device)
+        return Draws.of(torch.empty(0, dtype=torch.int64, device=logits.device))
     chunked = ChunkedLogits.of(logits)
-    valid, sampled = _kinds(chunked.maxima.amax(dim=-1), rows)
+    best = chunked.maxima.amax(dim=-1)
+    valid, sampled = _kinds(best, rows)
     tokens = chunked.argmax()
+    draws = Draws.of(tokens)
+    if count and len(sampled) < len(logits):
+        draws.place_(None, greedy_contenders(chunked, best, count), rows.temperature, count)
     if len(sampled):
         chosen = rows.select(sampled)
         scores = ChunkedScores.of(chunked, sampled, chosen.temperature)
         lowest = cutoffs(scores, chosen.min_p, chosen.top_k, chosen.top_p)
-        tokens[sampled] = Race(scores, lowest, chosen.keys).winners()
-    return tokens.masked_fill_(~valid, INVALID_TOKEN)
+        race = Race(scores, lowest, chosen.keys).run()
+        tokens[sampled] = race.tokens
+        if count:
+            draws.place_(sampled, race_contenders(chunked, race), chosen.temperature, count)
+    tokens.masked_fill_(~valid, INVALID_TOKEN)
+    return draws
 
 
 def _kinds(best: torch.Tensor, rows: SamplingRows) -> tuple[torch.Tensor, torch.Tensor]:

@@ -45,6 +45,13 @@ class ChunkedLogits:
         """Return the first id of each of `chunks` int64 [n]."""
         return (chunks * self.width).clamp(max=self.vocabulary - self.width)
 
+    def ids_once(self, chunks: torch.Tensor) -> torch.Tensor:
+        """Return the ids of `chunks` int64 [n], [n, width]; -1 for those of the last chunk that the one before has."""
+        ids = self.starts(chunks).unsqueeze(-1) + torch.arange(self.width, device=chunks.device)
+        if self.vocabulary % self.width:
+            ids.masked_fill_(ids < (chunks * self.width).unsqueeze(-1), -1)
+        return ids
+
     def at(self, rows: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
         """Return the logits of chunks, [n, width], by `rows` and `chunks` int64 [n]."""
         logits = self.logits

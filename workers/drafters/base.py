@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from workers.messages import ProposeRequest, ProposeResponse, WorkerStats
+from workers.messages import DraftAheadRequest, DraftAheadResponse, ProposeRequest, ProposeResponse, WorkerStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,14 @@ class Drafter(Protocol):
         The nodes of a tree count one by one.
 
         An item that continues a sequence unknown here is answered with `lost` and changes nothing.
+        """
+        ...
+
+    def draft_ahead(self, request: DraftAheadRequest) -> DraftAheadResponse:
+        """Read each item's commits and drafts, and draft behind what may come of these; in the order of the items.
+
+        A branch's proposal is what `propose` would give if the branch came true. There may be fewer than asked for, or
+        none. An item that continues a sequence unknown here is answered with `lost` and changes nothing.
         """
         ...
 

@@ -1,5 +1,6 @@
 """Chains of drafts while they grow, each token drawn as the target will verify it: coupled, or from a sparse q."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,23 +9,65 @@ import torch
 
 from workers.decoding.noise import Stream
 from workers.decoding.ratio import draw_sparsely
-from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens
-from workers.messages import Float32s, Proposal, ProposeItem, SparseProbabilities, TokenIds, Verification, token_ids
+from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_with_runners_up
+from workers.drafters.forecasts import Experience, Forecast, Guess
+from workers.messages import (
+    NO_PROPOSAL,
+    Float32s,
+    Proposal,
+    ProposeItem,
+    SparseProbabilities,
+    TokenIds,
+    Verification,
+    token_ids,
+)
+
+# That many runners-up of each draft are looked at when drafting ahead.
+RUNNERS_UP = 3
 
 
 @dataclass(slots=True)
 class Chain:
-    """The drafts of one sequence so far; `q_ids` and `q` are the rows that they were drawn from, for RATIO only."""
+    """The drafts of one sequence so far, each with the drafter's `confidence` in it; `guesses` are as in `Forecast`.
+
+    `q_ids` and `q` are the rows that they were drawn from, for RATIO only.
+    """
 
     item: ProposeItem
     tokens: list[int] = field(default_factory=list)
+    guesses: list[Guess] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
     q_ids: list[TokenIds] = field(default_factory=list)
     q: list[Float32s] = field(default_factory=list)
 
     @property
+    def base(self) -> int:
+        """The position of the first draft."""
+        return self.item.first_position + len(self.item.committed)
+
+    @property
     def next_position(self) -> int:
         """The position of the next draft."""
-        return self.item.first_position + len(self.item.committed) + len(self.tokens)
+        return self.base + len(self.tokens)
+
+    def forecast(self) -> Forecast:
+        """Return what the chain expects."""
+        return Forecast(self.base, self.item.verification, self.tokens, self.guesses)
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether all of it may be accepted, for all that the item asks.
+
+        Where it is not, the last draft stays all the same: a ratio chain that left out drafts for what they are would
+        not be drawn from q any more.
+        """
+        return math.prod(self.confidence) >= self.item.least_confidence
+
+    def add(self, guess: Guess, confidence: float) -> None:
+        """Append the guess as a draft."""
+        self.guesses.append(guess)
+        self.tokens.append(guess.token)
+        self.confidence.append(confidence)
 
     @property
     def by_ratio(self) -> bool:
@@ -33,16 +76,20 @@ class Chain:
 
     def proposal(self) -> Proposal:
         """Return the chain as the target reads it. Columns of q that are 0 in all rows are left out."""
-        tokens = token_ids(self.tokens)
-        if not (self.by_ratio and self.tokens):
-            return Proposal(tokens)
+        tokens, confidence = token_ids(self.tokens), np.array(self.confidence, dtype=np.float32)
+        if not self.tokens:
+            return NO_PROPOSAL
+        if not self.by_ratio:
+            return Proposal(tokens, confidence=confidence)
         ids, q = np.stack(self.q_ids).astype(np.int32), np.stack(self.q)
         # The likeliest come first, so that what filters removed is at the end.
         width = int((q > 0).any(axis=0).sum())
-        return Proposal(tokens, q=SparseProbabilities(ids[:, :width], q[:, :width]))
+        return Proposal(tokens, q=SparseProbabilities(ids[:, :width], q[:, :width]), confidence=confidence)
 
 
-def extend_chains(chains: Sequence[Chain], logits: torch.Tensor, runs: Sequence[PositionRun]) -> list[Chain]:
+def extend_chains(
+    chains: Sequence[Chain], logits: torch.Tensor, runs: Sequence[PositionRun], experience: Experience
+) -> list[Chain]:
     """Draw the next token of each chain from its row of `logits` float32 [chains, V].
 
     Returns the chains that grew; one whose logits are not finite does not.
@@ -54,25 +101,45 @@ def extend_chains(chains: Sequence[Chain], logits: torch.Tensor, runs: Sequence[
             continue
         extend = _extend_by_ratio if by_ratio else _extend_coupled
         chosen = logits if len(rows) == len(chains) else logits[torch.tensor(rows, device=logits.device)]
-        extended += extend([chains[row] for row in rows], chosen, [runs[row] for row in rows])
+        extended += extend([chains[row] for row in rows], chosen, [runs[row] for row in rows], experience)
     return extended
 
 
-def _extend_coupled(chains: Sequence[Chain], logits: torch.Tensor, runs: Sequence[PositionRun]) -> list[Chain]:
-    drawn = draw_tokens(logits, SamplingRows.of_runs(runs, device=logits.device)).tolist()
-    for chain, token in zip(chains, drawn, strict=True):
-        if token != INVALID_TOKEN:
-            chain.tokens.append(token)
-    return [chain for chain, token in zip(chains, drawn, strict=True) if token != INVALID_TOKEN]
+def coupled_guesses(logits: torch.Tensor, runs: Sequence[PositionRun]) -> list[Guess | None]:
+    """Draw a token for each position of `runs` with the target's noise, from `logits` float32 [positions, V].
+
+    None stands for a position whose logits are not finite.
+    """
+    draws = draw_with_runners_up(logits, SamplingRows.of_runs(runs, device=logits.device), RUNNERS_UP)
+    return [
+        None if token == INVALID_TOKEN else Guess(token, gaps[0] if gaps else math.inf, ids, gaps)
+        for token, ids, gaps in zip(draws.tokens.tolist(), draws.runners_up, draws.gaps, strict=True)
+    ]
 
 
-def _extend_by_ratio(chains: Sequence[Chain], logits: torch.Tensor, runs: Sequence[PositionRun]) -> list[Chain]:
+def _extend_coupled(
+    chains: Sequence[Chain], logits: torch.Tensor, runs: Sequence[PositionRun], experience: Experience
+) -> list[Chain]:
+    extended = []
+    for chain, guess in zip(chains, coupled_guesses(logits, runs), strict=True):
+        if guess is not None:
+            chain.add(guess, experience.confidence(Verification.COUPLED, guess))
+            extended.append(chain)
+    return extended
+
+
+def _extend_by_ratio(
+    chains: Sequence[Chain], logits: torch.Tensor, runs: Sequence[PositionRun], experience: Experience
+) -> list[Chain]:
     drawn = draw_sparsely(logits, SamplingRows.of_runs(runs, device=logits.device, stream=Stream.DRAFT))
     extended = []
     for row, chain in enumerate(chains):
-        if drawn.tokens[row] != INVALID_TOKEN:
-            chain.tokens.append(int(drawn.tokens[row]))
-            chain.q_ids.append(drawn.ids[row].astype(np.int32))
-            chain.q.append(drawn.q[row])
-            extended.append(chain)
+        token = int(drawn.tokens[row])
+        if token == INVALID_TOKEN:
+            continue
+        guess = Guess(token, float(drawn.q[row][drawn.ids[row] == token][0]))
+        chain.add(guess, experience.confidence(Verification.RATIO, guess))
+        chain.q_ids.append(drawn.ids[row].astype(np.int32))
+        chain.q.append(drawn.q[row])
+        extended.append(chain)
     return extended

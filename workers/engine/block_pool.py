@@ -91,6 +91,12 @@ class BlockPool:
             self._idle.pop(block, None)
         return block
 
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Take `blocks`, which are in use, beside those who hold them already."""
+        for block in blocks:
+            assert self._references[block]
+            self._references[block] += 1
+
     def publish(self, block: int, digest: bytes) -> None:
         """Let a block that is in use be found by `digest`. Where another one is already, that one stays."""
         if digest not in self._published and block not in self._digests:

@@ -112,8 +112,8 @@ class Engine:
 
     @property
     def sequences(self) -> int:
-        """How many sequences are known, empty ones included."""
-        return len(self._sequences)
+        """How many sequences are known, empty ones included, forks not."""
+        return sum(sequence_id >= 0 for sequence_id in self._sequences)
 
     @property
     def device(self) -> torch.device:
@@ -154,6 +154,22 @@ class Engine:
         self._prefix_queries += len(known)
         self._prefix_hits += cache.adopt(known)
         return cache.length
+
+    def fork(self, sequence_id: int, fork_id: int, length: int) -> None:
+        """Make another sequence known that begins with the first `length` tokens of this one, and shares their KV.
+
+        `fork_id` is negative, unlike those of sequences that anybody else knows of, so that it counts as none. Raises
+        ValueError when the sequence is unknown or shorter, or `fork_id` is taken.
+        """
+        if fork_id >= 0 or fork_id in self._sequences:
+            raise ValueError(f"{fork_id} cannot be the id of a fork")
+        self._sequences[fork_id] = self._known(sequence_id).fork(length)
+
+    def adopt(self, sequence_id: int, fork_id: int) -> None:
+        """Put a fork in the place of the sequence, which is released. Raises ValueError when either is unknown."""
+        self._known(sequence_id), self._known(fork_id)
+        self.release((sequence_id,))
+        self._sequences[sequence_id] = self._sequences.pop(fork_id)
 
     def publish(self, sequence_id: int, tokens: TokenIds) -> None:
         """Let later sequences begin with the KV of `tokens` int32 [n], the first n of this sequence, n <= its length.

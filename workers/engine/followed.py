@@ -15,14 +15,14 @@ from workers.engine.engine import Engine
 from workers.engine.step import AcceptedPath, StepInput
 from workers.engine.token_history import TokenHistory
 from workers.errors import GrammarError
-from workers.messages import LogitRules, Proposal, ProposeItem, SamplingParams, VerifyItem, WorkerStats
+from workers.messages import LogitRules, Proposal, ProposeItem, SamplingParams, TokenIds, VerifyItem, WorkerStats
 
 Item = TypeVar("Item", ProposeItem, VerifyItem)
 
 
 @dataclass(slots=True)
 class _Followed:
-    """A sequence; `history` is kept only where rules look at it, or where prefixes are cached."""
+    """A sequence: how it is sampled, and the tokens whose KV is cached."""
 
     sampling: SamplingParams
     prompt_tokens: int
@@ -33,7 +33,7 @@ class _Followed:
 
 
 class FollowedSequences:
-    """Keeps sampling parameters, and history for their rules, beside the engine's KV cache; all by sequence id."""
+    """Keeps sampling parameters and the tokens read beside the engine's KV cache, by sequence id."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -47,18 +47,18 @@ class FollowedSequences:
         Where even more is cached, `committed` is empty, and `first_position` is how many tokens are.
         """
         if item.sampling is None:
-            length = self._engine.length(item.sequence_id)
-            return item if length is not None and length >= item.first_position else None
+            return item if self.has_read(item.sequence_id, item.first_position) else None
         cached = self._engine.start(item.sequence_id, item.prompt, item.cache_salt)
         followed = self._sequences[item.sequence_id] = self._begin(item.sampling, item.prompt_tokens)
         if not cached or item.prompt is None:
             return item
-        if self._keeps_history(followed):
-            followed.history.write(0, item.prompt[:cached])
+        followed.history.write(0, item.prompt[:cached])
         return replace(item, first_position=cached, committed=item.committed[cached:])
 
-    def _keeps_history(self, followed: _Followed) -> bool:
-        return followed.rules is not None or self._engine.prefix_caching
+    def has_read(self, sequence_id: int, tokens: int) -> bool:
+        """Whether the sequence is known here, with that many tokens at least."""
+        length = self._engine.length(sequence_id)
+        return length is not None and length >= tokens
 
     def _begin(self, sampling: SamplingParams, prompt_tokens: int) -> _Followed:
         if sampling.rules is None:
@@ -82,10 +82,20 @@ class FollowedSequences:
         """
         logits = self._engine.forward(inputs)
         for item in inputs:
-            followed = self._sequences[item.sequence_id]
-            if self._keeps_history(followed):
-                followed.history.write(item.first_position, item.token_ids)
+            self._sequences[item.sequence_id].history.write(item.first_position, item.token_ids)
         return logits
+
+    def fork(self, sequence_id: int, fork_id: int, length: int) -> None:
+        """Follow another sequence that begins with the first `length` tokens of this one; see `Engine.fork`."""
+        self._engine.fork(sequence_id, fork_id, length)
+        followed = self._sequences[sequence_id]
+        fork = self._sequences[fork_id] = replace(followed, history=TokenHistory())
+        fork.history.write(0, followed.history.tokens[:length])
+
+    def adopt(self, sequence_id: int, fork_id: int) -> None:
+        """Put a fork in the place of the sequence; see `Engine.adopt`."""
+        self._engine.adopt(sequence_id, fork_id)
+        self._sequences[sequence_id] = self._sequences.pop(fork_id)
 
     def publish(self, sequence_id: int, tokens: int) -> None:
         """Let later sequences begin with the KV of this one's first `tokens` tokens.
@@ -99,6 +109,10 @@ class FollowedSequences:
     def withdraw(self, sequence_id: int) -> None:
         """Let no later sequence begin with KV that this one holds; something is wrong with it."""
         self._engine.withdraw(sequence_id)
+
+    def tokens(self, sequence_id: int, first: int, end: int) -> TokenIds:
+        """Return what was read for positions `first` to `end` - 1, as far as it goes: a view until the next `read`."""
+        return self._sequences[sequence_id].history.tokens[first:end]
 
     def sampling(self, sequence_id: int) -> SamplingParams:
         """Return the parameters that the sequence was started with."""
@@ -138,10 +152,8 @@ class FollowedSequences:
         """Let KV cache and history hold the accepted paths instead of the trees; see `Engine.keep_paths`."""
         self._engine.keep_paths(paths)
         for path in paths:
-            followed = self._sequences[path.sequence_id]
-            if self._keeps_history(followed):
-                kept = followed.history.tokens[path.first_position + path.nodes]
-                followed.history.write(path.first_position, kept)
+            history = self._sequences[path.sequence_id].history
+            history.write(path.first_position, history.tokens[path.first_position + path.nodes])
 
     def fault(self, sequence_id: int) -> str | None:
         """Return why the sequence's grammar cannot be applied here, if it has one and that is so.

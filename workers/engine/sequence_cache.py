@@ -43,6 +43,19 @@ class SequenceCache:
             self.length = block_end
         return self.length
 
+    def fork(self, length: int) -> "SequenceCache":
+        """Return another sequence with the same first `length` tokens, which takes no block.
+
+        Raises ValueError when fewer are cached.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot fork {self.length} cached tokens at {length}")
+        fork = SequenceCache(self._pool, self._block_tokens)
+        fork.blocks, fork.length = self.blocks[: blocks_for(length, self._block_tokens)], length
+        fork._digests = self._digests[: 1 + length // self._block_tokens]
+        self._pool.hold(fork.blocks)
+        return fork
+
     def publish(self, tokens: TokenIds) -> None:
         """Let others begin with the full blocks among the first n tokens; these are `tokens` int32 [n], n <= length."""
         for index in range(len(self._digests) - 1, len(tokens) // self._block_tokens):

@@ -1,4 +1,4 @@
-"""What a worker has read of one sequence, for the rules that look back."""
+"""What a worker has read of one sequence, for all that looks back."""
 
 import numpy as np
 

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from workers.decoding.prompt_lookup import look_up
 from workers.decoding.ratio import RatioChain, uniform_numbers, verify_by_ratio
 from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, draw_tokens
 from workers.decoding.verification import VerifiedProposal, verify_coupled
@@ -14,7 +16,7 @@ from workers.engine.followed import FollowedSequences
 from workers.engine.item_rows import ItemRows, lay_out, select_rows
 from workers.engine.reports import NOT_FINITE, with_reports
 from workers.engine.tree_rounds import accepted_paths, runs_of
-from workers.messages import VerifiedItem, VerifyItem, VerifyRequest, VerifyResponse, WorkerStats
+from workers.messages import Proposal, VerifiedItem, VerifyItem, VerifyRequest, VerifyResponse, WorkerStats
 
 Outcomes = dict[int, VerifiedProposal]
 """What became of each proposal, by sequence id."""
@@ -31,8 +33,12 @@ class Verifier:
         """Run one step; answers come in the order of the items."""
         began = time.perf_counter()
         live = [accepted for item in request.items if (accepted := self._followed.accept(item)) is not None]
-        unread = [item for item in live if len(item.committed)]
+        sent = [item for item in live if len(item.committed)]
+        unread = [self._with_drafts(item) for item in sent]
         answered = {answer.sequence_id: answer for answer in self._step(unread)} if unread else {}
+        for item, read in zip(sent, unread, strict=True):
+            if looked_up := len(read.proposal) - len(item.proposal):
+                answered[item.sequence_id] = replace(answered[item.sequence_id], looked_up=looked_up)
         for item in live:
             if not len(item.committed):
                 answered[item.sequence_id] = VerifiedItem(
@@ -52,6 +58,18 @@ class Verifier:
     def stats(self) -> WorkerStats:
         """Return the current KV accounting."""
         return self._followed.stats()
+
+    def _with_drafts(self, item: VerifyItem) -> VerifyItem:
+        """Return the item with drafts looked up in the sequence itself, if it wants them.
+
+        They are verified as coupled drafts, whatever the request's mode, which is exact for drafts of any origin.
+        """
+        if not item.sample or not item.lookup_tokens or len(item.proposal):
+            return item
+        room = self._engine.context_length - item.first_position - len(item.committed)
+        read = self._followed.tokens(item.sequence_id, 0, item.first_position)
+        drafts = look_up(np.concatenate([read, item.committed]), min(item.lookup_tokens, room))
+        return replace(item, proposal=Proposal(drafts)) if len(drafts) else item
 
     def _step(self, items: list[VerifyItem]) -> list[VerifiedItem]:
         parts = lay_out(items)
