@@ -22,6 +22,7 @@ from workers.messages.generation import (
     Verification,
 )
 from workers.messages.service import (
+    LinkAddress,
     OnlineCheckTotals,
     RoundTotals,
     RouterStatus,
@@ -69,6 +70,7 @@ __all__ = [
     "GenerationRequest",
     "Grammar",
     "GrammarKind",
+    "LinkAddress",
     "LogitRules",
     "OnlineCheckTotals",
     "Proposal",
