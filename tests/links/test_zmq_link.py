@@ -44,6 +44,11 @@ def count(message: WorkerRequest) -> WorkerResponse | None:
             return None
 
 
+def server_threads() -> set[threading.Thread]:
+    """The threads of all servers in this process."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("zmq-")}
+
+
 class Gate:
     """A handler that answers a release when the test lets it, and anything else at once."""
 
@@ -220,7 +225,7 @@ def test_a_long_step_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_closes_finishes_its_step_and_fails_the_calls_behind() -> None:
     async def run() -> None:
-        gate = Gate()
+        before, gate = server_threads(), Gate()
         server = ZmqServer("127.0.0.1", gate)
         async with linked(server.admit(KEYS.public)) as link:
             calls = [asyncio.create_task(link.call(ReleaseRequest((number,)), LONG_S)) for number in range(3)]
@@ -232,7 +237,7 @@ def test_a_server_that_closes_finishes_its_step_and_fails_the_calls_behind() -> 
             await closing
         assert all(isinstance(outcome, LinkClosedError) for outcome in outcomes[1:])
         assert gate.handled == [ReleaseRequest((0,))]
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("zmq-")]
+        assert server_threads() == before
 
     asyncio.run(run())
 
@@ -405,6 +410,7 @@ def test_what_is_no_key_is_not_admitted(key: bytes) -> None:
 
 
 def test_a_server_that_cannot_listen_says_so_and_leaves_nothing_behind() -> None:
+    before = server_threads()
     with pytest.raises(LinkError, match=r"cannot listen on 192\.0\.2\.1"):
         ZmqServer("192.0.2.1", count)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("zmq-")]
+    assert server_threads() == before

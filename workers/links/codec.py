@@ -4,6 +4,7 @@ A frame is a small envelope around the message's own msgpack, which is read by t
 is an extension: code 1 (int32) or 2 (float32) of one dimension, 3 or 4 of two, whose shape comes first.
 """
 
+import functools
 from dataclasses import dataclass
 from struct import Struct, error
 from typing import Any, TypeAlias, get_args
@@ -137,21 +138,28 @@ def _to_array(code: int, data: memoryview) -> AnyArray:
     dtype = _DTYPES[dtype_index]
     # Copied, so that the numbers are aligned in memory and the frame can go.
     if not two_dimensions:
-        return np.frombuffer(bytes(data), dtype)
+        return np.frombuffer(data.tobytes(), dtype)
     try:
         shape = _SHAPE.unpack_from(data)
     except error as problem:
         raise ValueError("an array without its shape") from problem
-    return np.frombuffer(bytes(data[_SHAPE.size :]), dtype).reshape(shape)
+    return np.frombuffer(data[_SHAPE.size :].tobytes(), dtype).reshape(shape)
 
 
 def _checked(declared: Any, value: object) -> object:
     """Let an array through where an array of its dtype is declared."""
-    # NDArray[T] is ndarray[shape, dtype[T]].
-    (scalar,) = get_args(get_args(declared)[1])
-    if not isinstance(value, np.ndarray) or value.dtype != scalar:
-        raise ValueError(f"expected an array of {scalar.__name__}")
+    dtype = _declared_dtype(declared)
+    if not isinstance(value, np.ndarray) or value.dtype != dtype:
+        raise ValueError(f"expected an array of {dtype}")
     return value
+
+
+@functools.cache
+def _declared_dtype(declared: Any) -> np.dtype[Any]:
+    """Return T of NDArray[T], which is ndarray[shape, dtype[T]]."""
+    (scalar,) = get_args(get_args(declared)[1])
+    dtype: np.dtype[Any] = np.dtype(scalar)
+    return dtype
 
 
 def _decoder(message_type: Any) -> Decoder[Any]:

@@ -15,7 +15,9 @@ from workers.links.ray_link import RayLink
 from workers.links.zmq_link import ZmqLink
 
 logger = logging.getLogger(__name__)
-OPEN_TIMEOUT_S = 4.0
+# Together less than what a supervisor grants a registration beyond the router's own message.
+OPEN_TIMEOUT_S = 3.5
+RECONNECT_TIMEOUT_S = 1.0
 FORGET_AFTER_S = 60.0
 
 
@@ -110,7 +112,7 @@ class WorkerLinks:
         """Wait for the entry's link if it is out of reach, and give it up if it stays so."""
         assert isinstance(entry.link, ZmqLink)
         try:
-            await entry.link.opened(OPEN_TIMEOUT_S / 2)
+            await entry.link.opened(RECONNECT_TIMEOUT_S)
         except LinkClosedError:
             entry.link.close()
             entry.link = None
