@@ -6,6 +6,7 @@ import threading
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import zmq
 
@@ -169,6 +170,13 @@ def test_a_thousand_calls_in_flight_are_handled_in_order_and_each_gets_its_own_a
     asyncio.run(run())
 
 
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """Stop a process, and wait until all its threads are."""
+    process.send_signal(signal.SIGSTOP)
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        await asyncio.sleep(0.01)
+
+
 def test_a_killed_worker_is_noticed_at_once() -> None:
     async def run() -> None:
         async with worker_process() as (address, process), linked(address) as link:
@@ -189,7 +197,7 @@ def test_a_stopped_worker_is_a_deadline_and_answers_again_when_it_goes_on() -> N
     async def run() -> None:
         async with worker_process() as (address, process), linked(address) as link:
             assert await link.call(StatsRequest(), LONG_S) == STATS
-            process.send_signal(signal.SIGSTOP)
+            await stop(process)
             with pytest.raises(DeadlineExceededError):
                 await link.call(StatsRequest(), 0.3)
             process.send_signal(signal.SIGCONT)
@@ -205,7 +213,7 @@ def test_a_silent_worker_is_lost_before_a_long_deadline(monkeypatch: pytest.Monk
     async def run() -> None:
         async with worker_process() as (address, process), linked(address) as link:
             assert await link.call(StatsRequest(), LONG_S) == STATS
-            process.send_signal(signal.SIGSTOP)
+            await stop(process)
             with pytest.raises(LinkClosedError):
                 await asyncio.wait_for(link.call(StatsRequest(), 600.0), LONG_S)
 
