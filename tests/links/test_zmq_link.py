@@ -85,6 +85,19 @@ def test_answers_come_back_with_their_arrays() -> None:
     asyncio.run(run())
 
 
+def test_a_worker_can_listen_on_an_ipv6_address() -> None:
+    async def run() -> None:
+        try:
+            server = ZmqServer("::1", count)
+        except LinkError:
+            pytest.skip("this machine has no IPv6")
+        async with linked(server.admit(KEYS.public)) as link:
+            assert await link.call(StatsRequest(), LONG_S) == STATS
+        server.close()
+
+    asyncio.run(run())
+
+
 def test_what_the_worker_raises_is_a_link_error_with_its_words_and_the_link_goes_on() -> None:
     def broken(message: WorkerRequest) -> WorkerResponse | None:
         if isinstance(message, ReleaseRequest):
