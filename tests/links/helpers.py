@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import zmq
@@ -11,9 +12,21 @@ from benchmarks.harness import ROOT
 from workers.links.curve import KeyPair
 from workers.links.zmq_link import ZmqLink
 from workers.links.zmq_server import ZmqServer
-from workers.messages import LinkAddress, WorkerRequest, WorkerResponse
+from workers.messages import (
+    LinkAddress,
+    ReleaseRequest,
+    StatsRequest,
+    VerifiedItem,
+    VerifyRequest,
+    VerifyResponse,
+    WorkerRequest,
+    WorkerResponse,
+    WorkerStats,
+)
 
 OPEN_TIMEOUT_S = 20.0
+LONG_S = 30.0
+STATS = WorkerStats(0, 7, 7)
 KEYS = KeyPair.generate()
 Handler = Callable[[WorkerRequest], WorkerResponse | None]
 
@@ -75,3 +88,35 @@ async def raw_dealer(address: LinkAddress, keys: KeyPair = KEYS) -> AsyncIterato
     finally:
         socket.close()
         context.term()
+
+
+def count(message: WorkerRequest) -> WorkerResponse | None:
+    """Answer stats with fixed numbers, a verification with its own tokens, and a release with nothing."""
+    match message:
+        case StatsRequest():
+            return STATS
+        case VerifyRequest(items):
+            return VerifyResponse(tuple(VerifiedItem(i.sequence_id, i.epoch, 0, i.committed) for i in items), 1.0, 1)
+        case _:
+            return None
+
+
+class Gate:
+    """A handler that answers a release when the test lets it, and anything else at once."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.open = threading.Event()
+        self.handled: list[WorkerRequest] = []
+
+    def __call__(self, message: WorkerRequest) -> WorkerResponse | None:
+        self.handled.append(message)
+        if isinstance(message, ReleaseRequest):
+            self.entered.set()
+            assert self.open.wait(LONG_S)
+            return None
+        return count(message)
+
+    async def is_entered(self) -> None:
+        """Wait until a release is being answered."""
+        assert await asyncio.to_thread(self.entered.wait, LONG_S)
