@@ -117,7 +117,7 @@ async def serving_with_ray(layout: ServiceLayout, config: RouterConfig) -> Async
     """Run the router with one target and one drafter as Ray actors."""
     import ray
 
-    from workers.links import RayLink
+    from workers.links.ray_link import RayLink
 
     actor: Any = ray.remote(max_restarts=0, max_task_retries=0, num_cpus=0)(SyntheticWorker)
     router, actors = Router(config, no_detokenizer), []

@@ -40,7 +40,7 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=UNLIMITED_REQUESTS,
         logging_config=WITHOUT_ACCESS_LOG,
-    ).bind(config.router_config(), model.tokenizer_json)
+    ).bind(config.router_config(), model.tokenizer_json, config.router.link)
     targets = _pool(TargetPool, "TargetPool", config.target, config.target.tensor_parallel_size, start_attempts).bind(
         config.target, router, config.worker_load_timeout_s
     )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from workers.drafters.registry import DrafterKind, DrafterSpec
 from workers.engine.config import EngineConfig
 from workers.errors import ConfigurationError
+from workers.links.base import LinkChoice
 from workers.messages import Verification
 from workers.router.config import RouterConfig
 from workers.router.draft_length import DraftLengthName
@@ -134,6 +135,7 @@ class RouterSection(_Section):
     queue_timeout_s: float = Field(60.0, gt=0)
     propose_deadline_s: float = Field(10.0, gt=0)
     verify_deadline_s: float = Field(60.0, gt=0)
+    link: LinkChoice = Field("auto", description="what carries messages to workers; auto: zmq, or ray where it fails")
 
 
 class IngressSection(_Section):
@@ -165,7 +167,7 @@ class LeadoutConfig(_Section):
         """Return what the router needs."""
         speculation = self.speculation.model_dump()
         speculation["verification"] = Verification(self.speculation.verification)
-        return RouterConfig(**speculation, **self.router.model_dump())
+        return RouterConfig(**speculation, **self.router.model_dump(exclude={"link"}))
 
 
 def parse_config(arguments: object) -> LeadoutConfig:

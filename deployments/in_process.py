@@ -11,6 +11,7 @@ from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
 from workers.errors import LeadoutError
 from workers.messages import (
+    DraftAheadRequest,
     GenerationFailed,
     GenerationRequest,
     ProposeRequest,
@@ -39,6 +40,8 @@ class InProcessLink:
         match message:
             case ProposeRequest() if isinstance(self._worker, ModelDrafter):
                 return self._worker.propose(message)
+            case DraftAheadRequest() if isinstance(self._worker, ModelDrafter):
+                return self._worker.draft_ahead(message)
             case VerifyRequest() if isinstance(self._worker, Verifier):
                 return self._worker.verify(message)
             case ReleaseRequest(sequence_ids):

@@ -1,14 +1,18 @@
 """The draft worker: an actor with one drafter in its own process, answering the router's messages."""
 
 import os
+import threading
 from typing import Any
 
 import ray
 
 from workers.drafters.base import Drafter
 from workers.drafters.registry import DrafterSpec, build_drafter
+from workers.links.zmq_server import ZmqServer
 from workers.log_lines import show_worker_log
 from workers.messages import (
+    DraftAheadRequest,
+    LinkAddress,
     ProposeRequest,
     ReleaseRequest,
     StatsRequest,
@@ -27,6 +31,8 @@ class DraftWorker:
         self._name = name
         self._spec = spec
         self._drafter: Drafter | None = None
+        self._one_at_a_time = threading.Lock()
+        self._server: ZmqServer | None = None
 
     def load(self) -> WorkerRegistration:
         """Load the drafter and say what the router must know. Raises ConfigurationError."""
@@ -45,12 +51,18 @@ class DraftWorker:
         )
 
     def handle(self, message: WorkerRequest) -> WorkerResponse | None:
-        """Answer one message of the link protocol."""
+        """Answer one message of the link protocol, whichever link brings it."""
+        with self._one_at_a_time:
+            return self._answer(message)
+
+    def _answer(self, message: WorkerRequest) -> WorkerResponse | None:
         if self._drafter is None:
             raise RuntimeError("the drafter is not loaded")
         match message:
             case ProposeRequest():
                 return self._drafter.propose(message)
+            case DraftAheadRequest():
+                return self._drafter.draft_ahead(message)
             case ReleaseRequest(sequence_ids):
                 self._drafter.release(sequence_ids)
                 return None
@@ -58,6 +70,13 @@ class DraftWorker:
                 return self._drafter.stats()
             case _:
                 raise TypeError(f"a draft worker does not answer {type(message).__name__}")
+
+    @ray.method(concurrency_group="control")
+    def open_link(self, router_public_key: bytes) -> LinkAddress:
+        """Let a router send messages over ZeroMQ, and say where; at once, also while a step runs."""
+        if self._server is None:
+            self._server = ZmqServer(ray.util.get_node_ip_address(), self.handle)
+        return self._server.admit(router_public_key)
 
     @ray.method(concurrency_group="control")
     def ping(self) -> None:

@@ -2,13 +2,16 @@
 
 import os
 import socket
+import threading
 from typing import Any
 
 import ray
 
 from workers.engine.config import EngineConfig
+from workers.links.zmq_server import ZmqServer
 from workers.log_lines import show_worker_log
 from workers.messages import (
+    LinkAddress,
     ReleaseRequest,
     StatsRequest,
     VerifyRequest,
@@ -27,6 +30,8 @@ class TargetWorker:
         self._name = name
         self._config = config
         self._rank = rank
+        self._one_at_a_time = threading.Lock()
+        self._server: ZmqServer | None = None
 
     def reserve_address(self) -> tuple[str, int]:
         """Return this node's address and a free port, where the ranks of the group will meet."""
@@ -65,7 +70,11 @@ class TargetWorker:
         follow(self._engine)
 
     def handle(self, message: WorkerRequest) -> WorkerResponse | None:
-        """Answer one message of the link protocol (rank 0 only)."""
+        """Answer one message of the link protocol, whichever link brings it (rank 0 only)."""
+        with self._one_at_a_time:
+            return self._answer(message)
+
+    def _answer(self, message: WorkerRequest) -> WorkerResponse | None:
         match message:
             case VerifyRequest():
                 return self._verifier.verify(message)
@@ -76,6 +85,13 @@ class TargetWorker:
                 return self._verifier.stats()
             case _:
                 raise TypeError(f"a target worker does not answer {type(message).__name__}")
+
+    @ray.method(concurrency_group="control")
+    def open_link(self, router_public_key: bytes) -> LinkAddress:
+        """Let a router send messages over ZeroMQ, and say where; at once, also while a step runs."""
+        if self._server is None:
+            self._server = ZmqServer(ray.util.get_node_ip_address(), self.handle)
+        return self._server.admit(router_public_key)
 
     @ray.method(concurrency_group="control")
     def ping(self) -> None:

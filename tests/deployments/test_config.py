@@ -75,6 +75,7 @@ def test_the_router_is_told_how_much_to_draft_and_to_check() -> None:
         ({"router": {"max_running": 4}}, "router.max_running"),
         ({"router": {"verify_deadline_s": 0}}, "router.verify_deadline_s"),
         ({"router": {"prefill_latency_factor": 1.0}}, "router.prefill_latency_factor"),
+        ({"router": {"link": "tcp"}}, "router.link"),
         ({"drafters": [{"model": "m"}]}, "drafters[0].name"),
         ({"drafters": [{"model": "m", "name": "a b"}]}, "drafters[0].name"),
         ({"drafters": [{"model": "m", "name": "a", "kind": "magic"}]}, "drafters[0].kind"),

@@ -57,6 +57,10 @@ def test_router_drafter_and_target_are_processes_of_their_own(service: Service) 
     assert any("Router" in title for title in titles.values())
 
 
+def test_messages_reach_both_workers_over_zeromq(service: Service) -> None:
+    assert [entry["link"] for role in ("target", "draft") for entry in workers_of(service, role)] == ["zmq", "zmq"]
+
+
 def test_closing_half_of_the_streams_frees_their_kv_at_once(service: Service, prompts: list[str]) -> None:
     requests = [body(prompt, SEEDED, max_tokens=160) for prompt in prompts[:16]]
 

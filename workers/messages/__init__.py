@@ -23,6 +23,7 @@ from workers.messages.generation import (
 )
 from workers.messages.service import (
     DrafterReport,
+    LinkAddress,
     OnlineCheckTotals,
     RoundTotals,
     RouterStatus,
@@ -71,6 +72,7 @@ __all__ = [
     "GenerationRequest",
     "Grammar",
     "GrammarKind",
+    "LinkAddress",
     "LogitRules",
     "OnlineCheckTotals",
     "Proposal",

@@ -28,11 +28,20 @@ class WorkerRegistration:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkAddress:
+    """Where a worker listens for routers, `tcp://host:port`, and its public key, by which they know it."""
+
+    endpoint: str
+    public_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One registered worker as the router sees it."""
+    """One registered worker as the router sees it; `link` is what carries its messages, where that is known."""
 
     registration: WorkerRegistration
     stats: WorkerStats | None
+    link: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """The router as Ray sees it: worker handles become links, everything else is handed on."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from workers.decoding.detokenizer import IncrementalDetokenizer
-from workers.links import RayLink
+from workers.links.base import LinkChoice
+from workers.links.opening import WorkerLinks
 from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRegistration
 from workers.router.config import RouterConfig
 from workers.router.router import Router
@@ -15,17 +17,20 @@ from workers.router.router import Router
 class RouterActor:
     """Runs in one Serve replica. Its methods are called through Serve handles, never per round."""
 
-    def __init__(self, config: RouterConfig, tokenizer_json: str) -> None:
+    def __init__(self, config: RouterConfig, tokenizer_json: str, link: LinkChoice = "auto") -> None:
+        self._links = WorkerLinks(link)
         tokenizer = Tokenizer.from_str(tokenizer_json)
         self._router = Router(config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()))
 
     async def register(self, registration: WorkerRegistration, worker: Any) -> None:
-        """Take a worker into service, or do nothing if it is; see `Router.register`."""
-        await self._router.register(registration, RayLink(worker))
+        """Take a worker into service, or do nothing if it is; see `WorkerLinks.link_to` and `Router.register`."""
+        link = await self._links.link_to(registration.worker_id, worker)
+        await self._router.register(registration, link)
 
     async def unregister(self, worker_id: str) -> None:
         """Take a worker out of service; its sequences go on elsewhere."""
         self._router.unregister(worker_id)
+        self._links.close(worker_id)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """See `Router.generate`."""
@@ -41,5 +46,7 @@ class RouterActor:
         await self._router.close()
 
     async def status(self, with_worker_stats: bool = False) -> RouterStatus:
-        """See `Router.status`."""
-        return await self._router.status(with_worker_stats)
+        """See `Router.status`; the reports also say which links are in use."""
+        status = await self._router.status(with_worker_stats)
+        reports = (replace(entry, link=self._links.kind_of(entry.registration.worker_id)) for entry in status.workers)
+        return replace(status, workers=tuple(reports))
