@@ -1,11 +1,13 @@
 """The deployment's configuration: the `args` of the Serve config file, validated once and then trusted."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workers.drafters.registry import DrafterKind, DrafterSpec
+from workers.emulated.timing import DrafterTiming, TargetTiming
 from workers.engine.config import EngineConfig
 from workers.errors import ConfigurationError
 from workers.links.base import LinkChoice
@@ -19,6 +21,21 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class EmulatedTargetSection(_Section):
+    """The time of another device, for measuring schedules; text and acceptance stay the model's own."""
+
+    base_ms: float = Field(30.0, ge=0, description="a step; the default is like 70B over four A100s")
+    token_ms: float = Field(0.1, ge=0, description="for each token that the step reads")
+
+
+class EmulatedDrafterSection(_Section):
+    """The time of another device, for measuring schedules; the drafts stay the model's own."""
+
+    step_ms: float = Field(4.0, ge=0, description="a pass, of which a draft takes one; the default is like 1B on an L4")
+    row_ms: float = Field(0.02, ge=0, description="for each sequence of a pass")
+    read_token_ms: float = Field(0.02, ge=0, description="for each further token that is read")
 
 
 class WorkerSection(_Section):
@@ -72,6 +89,7 @@ class TargetSection(WorkerSection):
     name: Name | None = Field(None, description="the model name clients use; default: the folder's or id's last part")
     tensor_parallel_size: int = Field(1, ge=1)
     replicas: int = Field(1, ge=1)
+    emulated: EmulatedTargetSection | None = Field(None, description="take this time instead of the device's own")
 
     @model_validator(mode="after")
     def _quantisation_is_chosen_and_of_one_process(self) -> "TargetSection":
@@ -82,6 +100,11 @@ class TargetSection(WorkerSection):
                 f"quantization {self.quantization} cannot be used with tensor_parallel_size {self.tensor_parallel_size}"
             )
         return self
+
+    def engine_config(self, tensor_parallel_size: int = 1) -> EngineConfig:
+        """Return what one rank's engine needs."""
+        timing = None if self.emulated is None else TargetTiming(**self.emulated.model_dump())
+        return replace(super().engine_config(tensor_parallel_size), emulated=timing)
 
     @property
     def served_name(self) -> str:
@@ -94,10 +117,12 @@ class DrafterSection(WorkerSection):
 
     name: Name
     kind: DrafterKind = "model"
+    emulated: EmulatedDrafterSection | None = Field(None, description="take this time instead of the device's own")
 
     def spec(self) -> DrafterSpec:
         """Return what the draft worker loads."""
-        return DrafterSpec(self.kind, self.engine_config())
+        timing = None if self.emulated is None else DrafterTiming(**self.emulated.model_dump())
+        return DrafterSpec(self.kind, self.engine_config(), timing)
 
 
 class SpeculationSection(_Section):

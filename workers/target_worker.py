@@ -44,6 +44,7 @@ class TargetWorker:
         """Load this rank's share, together with all other ranks. Raises ConfigurationError."""
         show_worker_log()
         # Imported here so that the process is up, and visible, before torch is.
+        from workers.emulated.stretched import stretched_target
         from workers.engine.engine import Engine
         from workers.engine.tensor_parallel import TensorParallelRank
         from workers.engine.verifier import Verifier
@@ -51,7 +52,7 @@ class TargetWorker:
         size = self._config.tensor_parallel_size
         rank = TensorParallelRank(self._rank, size, *meeting_point, timeout_s) if size > 1 else None
         self._engine = Engine.load(self._config, rank)
-        self._verifier = Verifier(self._engine)
+        self._verifier = stretched_target(Verifier(self._engine), self._config.emulated)
         return WorkerRegistration(
             worker_id=self._worker_id,
             role=WorkerRole.TARGET,

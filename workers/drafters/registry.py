@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workers.drafters.base import Drafter
+from workers.emulated.stretched import stretched_drafter
+from workers.emulated.timing import DrafterTiming
 from workers.engine.config import EngineConfig
 
 DrafterKind = Literal["model"]
@@ -12,10 +14,14 @@ DrafterKind = Literal["model"]
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """How to make one drafter; `engine` is what a drafter with a model of its own runs on."""
+    """How to make one drafter; `engine` is what a drafter with a model of its own runs on.
+
+    With `emulated` it takes another device's time.
+    """
 
     kind: DrafterKind
     engine: EngineConfig
+    emulated: DrafterTiming | None = None
 
 
 def _model_drafter(spec: DrafterSpec) -> Drafter:
@@ -31,4 +37,4 @@ _BUILDERS: dict[DrafterKind, Callable[[DrafterSpec], Drafter]] = {"model": _mode
 
 def build_drafter(spec: DrafterSpec) -> Drafter:
     """Load the drafter that `spec` describes. Raises ConfigurationError when its model cannot be used."""
-    return _BUILDERS[spec.kind](spec)
+    return stretched_drafter(_BUILDERS[spec.kind](spec), spec.emulated)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from workers.emulated.timing import TargetTiming
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -14,6 +16,8 @@ class EngineConfig:
 
     `quantization` is of the linear layers: "none", "int8", "nf4", or for drafters "auto". Pickled weights are read, and
     code that comes with a model is run, only where `allow_pickled_weights` and `trust_remote_code` say so.
+
+    With `emulated` a target takes another device's time; a drafter's is in its `DrafterSpec`.
     """
 
     model: str
@@ -28,3 +32,4 @@ class EngineConfig:
     allow_pickled_weights: bool = False
     trust_remote_code: bool = False
     prefix_caching: bool = True
+    emulated: TargetTiming | None = None
