@@ -22,6 +22,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def drafting_ahead_always() -> Iterator[None]:
+    """Drafters as large as their target never have the time to draft ahead; here they take it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workers.router.ahead.TOLERANCE", 1e9)
+        yield
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target, with its drafters in folders inside."""
@@ -37,12 +45,13 @@ def codec(model_folder: Path) -> TextCodec:
 
 @pytest.fixture(scope="session")
 def make_service(model_folder: Path, codec: TextCodec) -> Callable[..., InProcessService]:
-    """Builds a service with the named drafters; `max_context_tokens` and `kv_cache_gib` are the target's."""
+    """Builds a service that does all it can to be fast, with the named drafters; `max_context_tokens` and `kv_cache_gib` are the target's."""
 
     def make(*drafters: str, max_context_tokens: int | None = None, kv_cache_gib: float = 0.01) -> InProcessService:
         target = load(model_folder, max_context_tokens=max_context_tokens, kv_cache_gib=kv_cache_gib)
         engines = {name: load(model_folder / name) for name in drafters}
-        return InProcessService(target, engines, codec, RouterConfig(max_draft_tokens=MAX_DRAFT_TOKENS))
+        config = RouterConfig(MAX_DRAFT_TOKENS, draft_ahead=True, max_cohorts=2, fallback="prompt_lookup")
+        return InProcessService(target, engines, codec, config)
 
     return make
 

@@ -65,6 +65,17 @@ def assert_same(drafted: Answer, plain: Answer) -> None:
     assert drafted.usage["prompt_tokens"] == plain.usage["prompt_tokens"]
 
 
+def test_drafts_are_made_ahead_and_looked_up(client: TestClient) -> None:
+    before = client.get("/status").json()["totals"]
+    for drafter in ("own", "noisy"):
+        assert ask(client, temperature=0.8, seed=7, **drafted_by(drafter)).usage["speculation"]["draft_tokens"] > 0
+    # While its drafter reads a prompt of some length, a sequence has drafts of its target alone.
+    ask(client, prompt="again and " * 8, **drafted_by("own"))
+    after = client.get("/status").json()["totals"]
+    assert after["ahead_hits"] > before["ahead_hits"]
+    assert after["looked_up_tokens"] > before["looked_up_tokens"]
+
+
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_means_the_same_with_and_without_drafts(client: TestClient, name: str, temperature: float) -> None:

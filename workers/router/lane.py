@@ -110,6 +110,7 @@ class Lane:
             return
         plan = self._planner.plan(self.running.values())
         cohorts = self._planner.cohorts(plan, self.running)
+        alone = len(set(cohorts.values())) == 1
         idle: dict[int, list[RunningSequence]] = {}
         for sequence_id, running in self.running.items():
             if sequence_id not in busy:
@@ -118,7 +119,7 @@ class Lane:
             if cohort not in self._in_flight:
                 members = self._in_turn(waiting)
                 self._in_flight[cohort] = {running.sequence.sequence_id for running in members}
-                task = asyncio.get_running_loop().create_task(self._run_round(cohort, members, plan))
+                task = asyncio.get_running_loop().create_task(self._run_round(cohort, members, plan, alone))
                 self._rounds.add(task)
                 task.add_done_callback(self._rounds.discard)
 
@@ -129,9 +130,9 @@ class Lane:
             self.running[running.sequence.sequence_id] = self.running.pop(running.sequence.sequence_id)
         return chosen
 
-    async def _run_round(self, cohort: int, members: list[RunningSequence], plan: DraftPlan) -> None:
+    async def _run_round(self, cohort: int, members: list[RunningSequence], plan: DraftPlan, alone: bool) -> None:
         try:
-            await self._round(members, plan)
+            await self._round(members, plan, alone and len(self._in_flight) == 1)
         except LinkError as error:
             self._failure = self._failure or error
         except Exception:
@@ -144,8 +145,9 @@ class Lane:
 
     # --- one round ------------------------------------------------------------------------------------------
 
-    async def _round(self, members: list[RunningSequence], plan: DraftPlan) -> None:
-        clock, alone = RoundClock(), len(self._in_flight) == 1
+    async def _round(self, members: list[RunningSequence], plan: DraftPlan, alone: bool) -> None:
+        """Run a round of `members`; `alone`: the target has no other cohort."""
+        clock = RoundClock()
         planned = self._plan(members, plan)
         times = self._planner.round_times(each.sequence for each in planned)
         proposals = await self._drafting.proposals(planned, clock, plan.least_confidence, times)
@@ -155,7 +157,7 @@ class Lane:
             return
         for_clients = any(not self.running[each.sequence.sequence_id].is_check for each in live)
         request = verify_request(live, proposals)
-        if plan.groups == 1:
+        if alone:
             self._draft_ahead(live, proposals, request)
         began = time.perf_counter()
         response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
