@@ -217,7 +217,11 @@ class ModelDrafter:
             drawn = list(itertools.islice(guesses, reading.guesses))
             finite = drawn.index(None) if None in drawn else len(drawn)
             reading.forecast.guesses += [guess for guess in drawn[:finite] if guess is not None]
-        self._forecasts |= {reading.item.sequence_id: reading.forecast for reading in readings}
+        for reading in readings:
+            self._forecasts[reading.item.sequence_id] = reading.forecast
+            # Where branches come true one after the other, nothing is proposed for a long time.
+            if reading.forecast.guesses:
+                self._followed.publish(reading.item.sequence_id, reading.forecast.base)
 
     def _branch(self, readings: list[Reading]) -> dict[int, list[Branch]]:
         """Draft behind the likeliest outcomes of each sequence, all in one batch; return the branches by sequence."""
