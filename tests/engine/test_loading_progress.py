@@ -2,6 +2,7 @@
 
 import io
 import logging
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from workers.engine.engine import Engine
 from workers.engine.loading import load_model, shares_weights
 from workers.engine.loading_progress import held_bytes
 
+ROOT = Path(__file__).parents[2]
 LOGGER = "workers.engine.loading_progress"
 needs_maps = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="says what is mapped on Linux only")
 
@@ -72,6 +74,18 @@ def test_no_bar_is_drawn_into_another_display(tiny_llama: TinyModel, monkeypatch
     monkeypatch.setattr(sys, "stderr", display)
     load_model(config(tiny_llama))
     assert shown.getvalue() == display.getvalue() == ""
+
+
+def test_the_log_of_a_worker_s_process_tells_of_its_load(tiny_llama: TinyModel) -> None:
+    code = (
+        "import sys; from workers.engine.config import EngineConfig; from workers.target_worker import TargetWorker;"
+        "config = EngineConfig(sys.argv[1], device='cpu', kv_cache_gib=0.001, threads=1);"
+        "TargetWorker('worker', 'target', config, 0).load(('127.0.0.1', 0), 5.0)"
+    )
+    command = [sys.executable, "-c", code, str(tiny_llama.folder)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    told = [line for line in ended.stderr.splitlines() if f"INFO {LOGGER}: " in line]
+    assert [line.partition(f"{LOGGER}: ")[2].split()[0] for line in told] == ["loading", "loaded"]
 
 
 @needs_maps

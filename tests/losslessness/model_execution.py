@@ -153,7 +153,7 @@ def run_case(target: Share, drafters: Mapping[str, Share], case: Case) -> Result
         router, link, workers = await _service(engine, engines, case)
         first, *others = requests()
         early = asyncio.create_task(generate(router, first))
-        while (await router.status()).totals.committed_tokens == 0:
+        while not early.done() and (await router.status()).totals.committed_tokens == 0:
             await asyncio.sleep(0)
         outcomes = await asyncio.gather(early, *(generate(router, request) for request in others))
         await asyncio.sleep(0.02)
