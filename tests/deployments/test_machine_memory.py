@@ -9,7 +9,8 @@ import torch
 from deployments.config import LeadoutConfig, parse_config
 from deployments.local_service import local_service
 from deployments.machine_memory import check_machine_memory
-from tests.in_process import noisy_copy, save_byte_llama
+from tests.engine.whole_rounds import noisy_copy
+from tests.in_process import save_byte_llama
 from workers.engine.loading import memory_need
 from workers.errors import ConfigurationError
 
@@ -26,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def deployment(model: Path, drafters: int = 1, **target: Any) -> LeadoutConfig:
     """Pools of a quarter of a GiB."""
-    common = {"dtype": "float32", "kv_cache_gib": 0.25, "device": "cpu"}
+    common: dict[str, Any] = {"dtype": "float32", "kv_cache_gib": 0.25, "device": "cpu"}
     return parse_config(
         {
             "target": {"model": str(model), **common, **target},
