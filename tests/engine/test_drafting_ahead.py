@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from tests.engine.test_tree_rounds import PROMPTS, SAMPLINGS
-from tests.engine.tiny_models import CONTEXT, VOCABULARY, TinyModel
+from tests.engine.tiny_models import CONTEXT, VOCABULARY, TinyModel, save_model
 from tests.engine.whole_rounds import noisy_copy
+from tests.fakes import byte_tokenizer
 from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
@@ -18,6 +20,9 @@ from workers.messages import (
     DraftAheadItem,
     DraftAheadRequest,
     DraftedAheadItem,
+    Grammar,
+    GrammarKind,
+    LogitRules,
     Proposal,
     ProposedItem,
     ProposeItem,
@@ -289,4 +294,37 @@ def test_random_operations_lose_no_block(load_engine: LoadEngine) -> None:
         assert drafter.stats().sequences == len(known)
         held = {block for cache in engine._sequences.values() for block in cache.blocks}
         assert len(held) == engine.total_blocks - engine.free_blocks
+    assert all_back(engine, drafter)
+
+
+def test_branches_keep_to_the_grammar_of_what_they_follow(load_engine: LoadEngine, tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+    )
+    save_model(config, tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    rules = LogitRules(grammar=Grammar(GrammarKind.REGEX, "(ab|cd+|[xyz]{2,9}){3,20}"), end_token_ids=(0,))
+    engine = load_engine(tmp_path, kv_cache_gib=0.01)
+    drafter, fresh = ModelDrafter(engine), ModelDrafter(load_engine(tmp_path, kv_cache_gib=0.01))
+    cohort = sequences([replace(GREEDY, rules=rules), SamplingParams(0.9, seed=4, rules=rules)])
+    rng = random.Random(3)
+    for _ in range(8):
+        asked = [each.propose_item() for each in cohort]
+        proposals = [each.proposal.token_ids.tolist() for each in propose(drafter, *asked)]
+        for each in cohort:
+            each.told = len(each.tokens)
+        answers = ahead(drafter, *[s.ahead_item(p) for s, p in zip(cohort, proposals, strict=True)])
+        for driven, drafts, answer in zip(cohort, proposals, answers, strict=True):
+            assert answer.branches
+            for branch in answer.branches:
+                assert branch.proposal.token_ids.tolist() == asked_afresh(fresh, driven, drafts, branch)
+            branch = rng.choice(answer.branches)
+            driven.told = len(driven.tokens) + branch.accepted
+            driven.tokens += [*drafts[: branch.accepted], branch.token_id]
     assert all_back(engine, drafter)
