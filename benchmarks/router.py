@@ -12,7 +12,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from benchmarks.harness import Row, report
-from benchmarks.router_scale import overhead, overhead_with_ray, scale
+from benchmarks.router_ray import overhead_with_ray
+from benchmarks.router_scale import overhead, scale
 from benchmarks.router_speed import bounds, busy, load
 from benchmarks.router_traffic import cohorts, drafters
 

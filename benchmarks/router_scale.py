@@ -1,30 +1,22 @@
 """What rounds cost beside the devices, and how many of them one router can run."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 from benchmarks.harness import Row
 from benchmarks.router_service import (
-    LANGUAGE,
     DrafterLayout,
     ServiceLayout,
     ask_all,
-    no_detokenizer,
-    registration,
     router_config,
     serving,
     traffic,
 )
 from benchmarks.router_speed import SYNCHRONOUS, UNIT, one_drafter
 from benchmarks.router_windows import Load, measure, one_class
-from workers.emulated.drafter import SyntheticDrafter
 from workers.emulated.language import AcceptanceProfile
-from workers.emulated.stretched import EmulatedDrafter, EmulatedTarget
-from workers.emulated.target import SyntheticTarget
-from workers.emulated.thread_link import answer
-from workers.messages import RoundTotals, WorkerRequest, WorkerResponse, WorkerRole
+from workers.messages import RoundTotals
 from workers.router.config import RouterConfig
 from workers.router.router import Router
 
@@ -54,21 +46,10 @@ async def scale(quick: bool) -> list[Row]:
 
 async def overhead(quick: bool) -> list[Row]:
     """What a synchronous round takes beside the devices, with workers in threads."""
-    return await _overhead("threads", serving_in_threads, quick)
+    return await overhead_rows("threads", serving_in_threads, quick)
 
 
-async def overhead_with_ray(quick: bool) -> list[Row]:
-    """The same with workers in Ray actors, in a Ray of its own."""
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        return await _overhead("Ray actors", serving_with_ray, quick)
-    finally:
-        ray.shutdown()
-
-
-async def _overhead(kind: str, serve: Any, quick: bool) -> list[Row]:
+async def overhead_rows(kind: str, serve: Any, quick: bool) -> list[Row]:
     config = router_config(**SYNCHRONOUS, max_draft_tokens=DRAFT_TOKENS)
     rows = []
     for streams in (1, 8):
@@ -94,40 +75,3 @@ async def serving_in_threads(layout: ServiceLayout, config: RouterConfig) -> Asy
     """Run the router with workers in threads."""
     async with serving(layout, config) as service:
         yield service.router
-
-
-class SyntheticWorker:
-    """A synthetic worker in a process of its own, answering like the worker actors."""
-
-    def __init__(self, layout: ServiceLayout, role: WorkerRole) -> None:
-        self._worker: EmulatedTarget | EmulatedDrafter
-        if role is WorkerRole.TARGET:
-            self._worker = EmulatedTarget(SyntheticTarget(LANGUAGE, layout.size), layout.target_timing)
-        else:
-            drafter = layout.drafters[0]
-            self._worker = EmulatedDrafter(SyntheticDrafter(LANGUAGE, layout.size, drafter.profile), drafter.timing)
-
-    def handle(self, message: WorkerRequest) -> WorkerResponse | None:
-        """Answer one message of the link protocol."""
-        return answer(self._worker, message)
-
-
-@contextlib.asynccontextmanager
-async def serving_with_ray(layout: ServiceLayout, config: RouterConfig) -> AsyncIterator[Router]:
-    """Run the router with one target and one drafter as Ray actors."""
-    import ray
-
-    from workers.links.ray_link import RayLink
-
-    actor: Any = ray.remote(max_restarts=0, max_task_retries=0, num_cpus=0)(SyntheticWorker)
-    router, actors = Router(config, no_detokenizer), []
-    try:
-        for role in (WorkerRole.TARGET, WorkerRole.DRAFT):
-            actors.append(actor.remote(layout, role))
-            await router.register(registration(role, f"{role}-0", "synthetic"), RayLink(actors[-1]))
-        yield router
-    finally:
-        await router.close()
-        for each in actors:
-            ray.kill(each)
-        await asyncio.sleep(0)
