@@ -1,0 +1,43 @@
+"""How much is drafted ahead: what fits into the verification, drafts before branches."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.router.ahead import MOST_BRANCHES, TOLERANCE, AheadBudget, ahead_budget
+from workers.router.step_times import StepTimeFit
+
+
+def test_a_fast_drafter_drafts_all_there_is_behind_the_most_outcomes() -> None:
+    assert ahead_budget(1, 6, 30.0, StepTimeFit(1.0, 0.0)) == AheadBudget(MOST_BRANCHES, 6)
+
+
+def test_rows_that_cost_time_are_given_up_before_drafts() -> None:
+    assert ahead_budget(1, 6, 28.0, StepTimeFit(3.0, 0.5)) == AheadBudget(3, 6)
+
+
+def test_a_slow_drafter_drafts_less_and_one_as_slow_as_the_target_nothing() -> None:
+    assert ahead_budget(1, 6, 30.0, StepTimeFit(10.0, 0.0)) == AheadBudget(MOST_BRANCHES, 2)
+    assert ahead_budget(1, 6, 30.0, StepTimeFit(20.0, 0.0)) is None
+
+
+@given(
+    sequences=st.integers(1, 64),
+    draft_tokens=st.integers(0, 8),
+    verify_ms=st.floats(0.1, 200),
+    base_ms=st.floats(0.01, 50),
+    row_ms=st.floats(0, 5),
+)
+def test_what_is_drafted_ahead_fits_and_vanishes_with_load(
+    sequences: int, draft_tokens: int, verify_ms: float, base_ms: float, row_ms: float
+) -> None:
+    draft = StepTimeFit(base_ms, row_ms)
+    budget = ahead_budget(sequences, draft_tokens, verify_ms, draft)
+    if budget is None:
+        assert draft_tokens == 0 or 2 * draft.time_ms(sequences) > verify_ms * TOLERANCE
+        return
+    assert 1 <= budget.draft_tokens <= draft_tokens
+    assert 1 <= budget.branches <= MOST_BRANCHES
+    rows = sequences * budget.branches
+    assert draft.time_ms(sequences) + budget.draft_tokens * draft.time_ms(rows) <= verify_ms * TOLERANCE
+    more = ahead_budget(sequences * 2, draft_tokens, verify_ms, draft)
+    assert more is None or more.draft_tokens <= budget.draft_tokens
