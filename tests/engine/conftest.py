@@ -39,12 +39,7 @@ def tiny_llama(tiny_model: Callable[[str], TinyModel]) -> TinyModel:
     return tiny_model("llama")
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
-    ]
-)
+@pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def device(request: pytest.FixtureRequest) -> str:
     """Where engines run: every test that loads one by `load_engine` runs on each device of the machine."""
     name: str = request.param
