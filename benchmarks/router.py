@@ -1,6 +1,6 @@
 """The router on emulated devices: real rounds over synthetic workers that take the time of a 70B and a 1B model.
 
-`make bench BENCH=router` takes most of an hour, `QUICK=1` under three minutes. `ARGS="--sections bounds,load"` runs
+`make bench BENCH=router` takes half an hour, `QUICK=1` under three minutes. `ARGS="--sections bounds,load"` runs
 some sections; with `--ray` overhead is measured through Ray actors, too. Every id is compared with plain decoding's,
 and the run fails if one differs. All speeds are emulated: acceptance rates and device times are given, not measured.
 """
