@@ -49,7 +49,7 @@ def layout(*rates: float, targets: int = 1, **options: Any) -> ServiceLayout:
 
 
 def config(**limits: Any) -> RouterConfig:
-    chosen = router_config(**{"draft_length_policy": "fixed"} | limits)
+    chosen = router_config(**{"draft_length_policy": "fixed", "bench_drafters": False} | limits)
     assert chosen is not None
     return chosen
 
@@ -137,11 +137,6 @@ def test_wrong_and_missing_ids_are_told_from_right_ones() -> None:
     check([Answer(asked, right), Answer(asked, right[:2])])
     with pytest.raises(WrongTextError, match="request-1 are not those"):
         check([Answer(asked, [*right[:3], right[3] ^ 1])])
-
-
-def test_a_router_without_a_field_counts_as_having_it_off() -> None:
-    assert router_config(a_field_of_the_future=1) is None
-    assert config(max_draft_tokens=3).max_draft_tokens == 3
 
 
 def test_real_workers_give_the_same_ids_in_emulated_time(tmp_path: Path) -> None:

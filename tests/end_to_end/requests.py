@@ -35,4 +35,6 @@ async def stream(client: httpx.AsyncClient, request: dict[str, Any]) -> AsyncIte
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
-                yield json.loads(line.removeprefix("data: "))
+                chunk = json.loads(line.removeprefix("data: "))
+                assert "error" not in chunk, f"{chunk['error']}; the service: {(await client.get('/status')).text}"
+                yield chunk

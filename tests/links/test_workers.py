@@ -87,7 +87,7 @@ def worker(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, local_servers: None
 ) -> tuple[Any, SlowModel, Any]:
     """A loaded worker outside Ray, its model, and a step to ask for."""
-    model, spec = SlowModel(), SimpleNamespace(tensor_parallel_size=1)
+    model, spec = SlowModel(), SimpleNamespace(tensor_parallel_size=1, emulated=None)
     monkeypatch.setattr(draft_worker, "build_drafter", lambda spec: model)
     monkeypatch.setattr(engine.Engine, "load", lambda config, rank: LIMITS)
     monkeypatch.setattr(verifier, "Verifier", lambda engine: model)

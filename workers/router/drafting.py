@@ -88,6 +88,8 @@ class Drafting:
         """
         began = time.perf_counter()
         ready = await self._drafted_ahead(planned)
+        # Some may have left meanwhile, and nothing can be promised to them any more.
+        planned = [plan for plan in planned if self._is_current(plan.sequence.sequence_id, plan.epoch)]
         if times is not None and not self._worth_waiting(planned, ready, times):
             planned = [replace(plan, draft_tokens=0) for plan in planned]
         # Drafters come and go while the round waits; it deals with those that are there now.
