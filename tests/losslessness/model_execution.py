@@ -37,7 +37,7 @@ from workers.router.router import Router
 BLOCK_TOKENS = 2
 ROOMY_BLOCKS, SCARCE_BLOCKS = 240, 24
 CHUNK_TOKENS, WHOLE_PROMPTS = 8, 512
-MAX_TOKENS, DRAFT_TOKENS = 8, 3
+MAX_TOKENS, DRAFT_TOKENS = 12, 3
 DRAFTERS = {"random": 3.0, "noisy": 0.02, "own": 0.0}
 """Drafters that are hardly ever right, often right and always right, by the noise added to the target's weights."""
 _SHARED = [(5 * position) % 83 + 3 for position in range(16)]
