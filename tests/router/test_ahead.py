@@ -3,7 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.router.ahead import MOST_BRANCHES, TOLERANCE, AheadBudget, ahead_budget
+from workers.router.ahead import (
+    LEAST_STEPS,
+    MOST_BRANCHES,
+    REST_EVERY,
+    TOLERANCE,
+    TRY_EVERY,
+    AheadBudget,
+    AheadJudge,
+    ahead_budget,
+)
 from workers.router.step_times import StepTimeFit
 
 
@@ -41,3 +50,24 @@ def test_what_is_drafted_ahead_fits_and_vanishes_with_load(
     assert draft.time_ms(sequences) + budget.draft_tokens * draft.time_ms(rows) <= verify_ms * TOLERANCE
     more = ahead_budget(sequences * 2, draft_tokens, verify_ms, draft)
     assert more is None or more.draft_tokens <= budget.draft_tokens
+
+
+def judged(slowdown: float, hit_rate: float) -> AheadJudge:
+    judge = AheadJudge()
+    for _ in range(LEAST_STEPS):
+        judge.slowdown.observe(slowdown)
+        judge.hit_rate.observe(hit_rate)
+    return judge
+
+
+def test_drafting_ahead_is_worth_a_slower_verification_only_where_hits_save_more() -> None:
+    assert AheadJudge().pays(30.0, 16.0)
+    assert judged(1.0, 0.1).pays(30.0, 16.0)
+    assert judged(1.2, 0.5).pays(30.0, 16.0)
+    assert not judged(1.3, 0.5).pays(30.0, 16.0)
+
+
+def test_where_it_pays_it_rests_now_and_then_and_where_not_it_is_tried_now_and_then() -> None:
+    good, bad = judged(1.0, 0.7), judged(2.0, 0.7)
+    assert sum(not good.wants(30.0, 16.0) for _ in range(1200)) == 1200 // REST_EVERY
+    assert sum(bad.wants(30.0, 16.0) for _ in range(1280)) == 1280 // TRY_EVERY

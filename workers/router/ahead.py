@@ -1,13 +1,18 @@
-"""How much a drafter can draft ahead while a verification runs. Pure."""
+"""How much a drafter can draft ahead while a verification runs, and whether that pays. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from workers.router.smoothed import Smoothed
 from workers.router.step_times import StepTimeFit
 
 MOST_BRANCHES = 4
 """Per sequence: more outcomes hardly ever come to pass."""
 TOLERANCE = 1.15
 """By so much longer than the verification drafting ahead may take: a hit then still saves nearly all of it."""
+LEAST_STEPS = 4
+"""So many verifications beside drafting ahead are seen before it is judged."""
+REST_EVERY, TRY_EVERY = 12, 64
+"""Where it pays, one round in so many does without it, so that it can be compared; where not, one tries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +35,30 @@ def ahead_budget(sequences: int, draft_tokens: int, verify_ms: float, draft: Ste
             if draft.time_ms(sequences) + depth * draft.time_ms(sequences * branches) <= available_ms:
                 return AheadBudget(branches, depth)
     return None
+
+
+@dataclass(slots=True)
+class AheadJudge:
+    """Decides round by round whether to draft ahead.
+
+    Devices of their own do not feel each other. But a drafter that shares cores or memory bandwidth with its target
+    slows the verification down, and then drafting ahead may cost more than the draft time it takes off a round.
+    `slowdown` is the time of a verification beside it, divided by what that would take alone.
+    """
+
+    slowdown: Smoothed = field(default_factory=Smoothed)
+    hit_rate: Smoothed = field(default_factory=Smoothed)
+    _rounds: int = 0
+
+    def wants(self, verify_ms: float, draft_ms: float) -> bool:
+        """Tell whether to draft ahead in this round, given the times that verification and drafting take alone."""
+        self._rounds += 1
+        if self.pays(verify_ms, draft_ms):
+            return self._rounds % REST_EVERY != 0
+        return self._rounds % TRY_EVERY == 0
+
+    def pays(self, verify_ms: float, draft_ms: float) -> bool:
+        """Tell whether hits save more than the slower verification costs; yes as long as too little was seen."""
+        if self.slowdown.count < LEAST_STEPS or self.hit_rate.count < LEAST_STEPS:
+            return True
+        return self.hit_rate.value * draft_ms > (self.slowdown.value - 1) * verify_ms

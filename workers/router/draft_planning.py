@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from workers.router.ahead import AheadBudget, ahead_budget
+from workers.router.ahead import AheadBudget, AheadJudge, ahead_budget
 from workers.router.cohorts import form_cohorts, random_cohorts
 from workers.router.config import RouterConfig
 from workers.router.draft_length import DraftCandidate, DraftLengthPolicy, DraftPlan, LaneView
@@ -26,6 +26,15 @@ class LaneTimes:
     verify: StepTimes = field(default_factory=StepTimes)
     overhead_ms: Smoothed = field(default_factory=Smoothed)
     hidden_ms: Smoothed = field(default_factory=Smoothed)
+    ahead: AheadJudge = field(default_factory=AheadJudge)
+
+    def observe_step(self, tokens: int, ms: float, beside_drafting: bool) -> None:
+        """Note how long a step of the target took. Beside drafting ahead it may have been slower than it need be."""
+        alone = self.verify.fit_or_flat()
+        if not beside_drafting or alone is None:
+            self.verify.observe(tokens, ms)
+        elif alone.time_ms(tokens) > 0:
+            self.ahead.slowdown.observe(ms / alone.time_ms(tokens))
 
     def observe_round(self, clock: RoundClock, alone: bool, expected_draft_ms: float | None) -> None:
         """Note a finished round; `alone`: no other one was under way, so that its wait is all its own."""
@@ -117,7 +126,10 @@ class DraftPlanner:
         verify, draft = self.times.verify.fit_or_flat(), self._roster.step_fit(drafter)
         if not self._config.draft_ahead or verify is None or draft is None or not sequences:
             return None
-        return ahead_budget(sequences, draft_tokens, verify.time_ms(step_tokens), draft)
+        verify_ms = verify.time_ms(step_tokens)
+        budget = ahead_budget(sequences, draft_tokens, verify_ms, draft)
+        wanted = budget is not None and self.times.ahead.wants(verify_ms, draft_tokens * draft.time_ms(sequences))
+        return budget if wanted else None
 
     def expected_draft_ms(self, drafter: str | None, steps: int, rows: int) -> float | None:
         """Return how long drafting takes; None if that is not known."""

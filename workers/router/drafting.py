@@ -20,7 +20,7 @@ from workers.messages import (
     ProposeResponse,
     Verification,
 )
-from workers.router.ahead import MOST_BRANCHES, AheadBudget
+from workers.router.ahead import MOST_BRANCHES, AheadBudget, AheadJudge
 from workers.router.config import RouterConfig
 from workers.router.detached import detached_task
 from workers.router.goodput import RoundTimes, worth_waiting
@@ -61,12 +61,14 @@ class Drafting:
         roster: Roster,
         config: RouterConfig,
         totals: TotalsCounter,
+        judge: AheadJudge,
         is_current: Callable[[int, int], bool],
         failed: Callable[[str, LinkError], None],
     ) -> None:
         self._roster = roster
         self._config = config
         self._totals = totals
+        self._judge = judge
         self._is_current = is_current
         self._failed = failed
         self._tickets: dict[int, AheadTicket] = {}
@@ -310,7 +312,9 @@ class Drafting:
         if plan.draft_tokens == 0:
             return None
         proposal = _branch_for(drafted, outcome.accepted, outcome.token_id, plan.draft_tokens)
-        self._totals.add(ahead_hits=int(proposal is not None), ahead_misses=int(proposal is None))
+        hit = proposal is not None
+        self._judge.hit_rate.observe(hit)
+        self._totals.add(ahead_hits=hit, ahead_misses=not hit)
         return proposal
 
 

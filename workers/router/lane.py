@@ -68,7 +68,7 @@ class Lane:
         self._totals = totals
         self._events = events
         self._planner = DraftPlanner(policy, roster, config)
-        self._drafting = Drafting(roster, config, totals, self._is_at, events.drafter_failed)
+        self._drafting = Drafting(roster, config, totals, self._planner.times.ahead, self._is_at, events.drafter_failed)
         self._in_flight: dict[int, set[int]] = {}
         self._rounds: set[asyncio.Task[None]] = set()
         self._failure: LinkError | None = None
@@ -157,13 +157,12 @@ class Lane:
             return
         for_clients = any(not self.running[each.sequence.sequence_id].is_check for each in live)
         request = verify_request(live, proposals)
-        if alone:
-            self._draft_ahead(live, proposals, request)
+        beside_drafting = alone and self._draft_ahead(live, proposals, request)
         began = time.perf_counter()
         response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
         clock.verified((time.perf_counter() - began) * 1e3, response.compute_ms)
         if response.read_tokens:
-            self._planner.times.verify.observe(response.read_tokens, response.compute_ms)
+            self._planner.times.observe_step(response.read_tokens, response.compute_ms, beside_drafting)
         break_even = 0.0 if times is None else breakeven_rate(times, len(live))
         for each, verified in zip(live, response.items, strict=True):
             self._apply(each, verified, proposals.get(verified.sequence_id, NO_PROPOSAL), break_even)
@@ -225,8 +224,9 @@ class Lane:
 
     def _draft_ahead(
         self, live: list[PlannedSequence], proposals: Mapping[int, Proposal], request: VerifyRequest
-    ) -> None:
-        """Let the drafters that work for this lane alone go on during the step, as long as it takes."""
+    ) -> bool:
+        """Let the drafters that work for this lane alone go on during the step, as long as it takes; True if any do."""
+        any_does = False
         tokens = sum(len(item.committed) + len(item.proposal) for item in request.items)
         drafters = {plan.drafter_id for plan in live if plan.draft_tokens and plan.drafter_id is not None}
         for worker_id in drafters & self._roster.keys():
@@ -237,6 +237,8 @@ class Lane:
             budget = self._planner.ahead_budget(len(mine), most, tokens, worker_id)
             if budget is not None:
                 self._drafting.draft_ahead(mine, proposals, budget)
+                any_does = True
+        return any_does
 
     def _observe_times(
         self, clock: RoundClock, live: list[PlannedSequence], proposals: Mapping[int, Proposal], alone: bool
