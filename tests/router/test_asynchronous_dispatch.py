@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from tests.fakes import HoldingLink, ScriptedDrafter, ScriptedTarget
 from tests.router.helpers import (
@@ -16,6 +17,7 @@ from tests.router.helpers import (
     until,
 )
 from workers.messages import ProposeRequest, VerifyRequest
+from workers.router.draft_length import DraftCandidate, DraftPlan, LaneView
 
 
 def test_while_one_cohort_is_verified_the_other_is_drafted_for_and_waits_at_the_target() -> None:
@@ -99,5 +101,28 @@ def test_a_target_looks_drafts_up_for_those_without_a_drafter() -> None:
             off = await ask(router, request(max_tokens=40, number=1, enabled=False))
             assert (off.usage.draft_tokens, off.tokens) == (0, plainly(asked[1]))
             await assert_nothing_is_left(router, target)
+
+    run(test)
+
+
+class FailingPolicy:
+    """A policy with a fault."""
+
+    def plan(self, candidates: Sequence[DraftCandidate], view: LaneView) -> DraftPlan:
+        """See `DraftLengthPolicy.plan`."""
+        raise ZeroDivisionError("a fault of the policy")
+
+    def forget(self, sequence_id: int) -> None:
+        """See `DraftLengthPolicy.forget`."""
+
+
+def test_a_policy_with_a_fault_ends_requests_with_an_error_and_leaves_nobody_waiting() -> None:
+    async def test() -> None:
+        target, drafter = ScriptedTarget(), ScriptedDrafter()
+        async with serving(target, drafter, policy=FailingPolicy()) as router:
+            for answer in await ask_all(router, [request(number=number) for number in range(3)]):
+                assert answer.failure is not None
+                assert (answer.failure.status, answer.failure.code) == (500, "internal_error")
+            await assert_nothing_is_left(router, target, drafter)
 
     run(test)

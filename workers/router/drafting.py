@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from workers.router.sequence import Sequence
 from workers.router.step_times import StepTimeFit
 from workers.router.totals import RoundClock, TotalsCounter
 
+logger = logging.getLogger(__name__)
 LATE_FACTOR = 4.0
 LATE_FLOOR_S = 0.05
 """Drafts that take longer than this many times what they should, and longer than this, are left out of their round."""
@@ -161,8 +163,14 @@ class Drafting:
 
     def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
         return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its round goes on without drafts.
+            logger.error("a drafter's answer cannot be used", exc_info=error)
 
     async def _ask(
         self,

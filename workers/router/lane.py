@@ -95,7 +95,12 @@ class Lane:
             while self._failure is None:
                 await self._wake.wait()
                 self._wake.clear()
-                self._start_rounds()
+                try:
+                    self._start_rounds()
+                except Exception:
+                    # A fault of the router itself must not leave its sequences waiting for ever.
+                    logger.exception("rounds cannot be started")
+                    self._fail(list(self.running.values()), "the router failed while planning a round")
             self._events.target_failed(self.target.worker_id, self._failure)
         finally:
             for task in self._rounds:
@@ -136,7 +141,6 @@ class Lane:
         except LinkError as error:
             self._failure = self._failure or error
         except Exception:
-            # A fault of the router itself must not leave its sequences waiting for ever.
             logger.exception("round failed")
             self._fail(members, "the router failed while running a round")
         finally:
