@@ -71,3 +71,9 @@ def test_where_it_pays_it_rests_now_and_then_and_where_not_it_is_tried_now_and_t
     good, bad = judged(1.0, 0.7), judged(2.0, 0.7)
     assert sum(not good.wants(30.0, 16.0) for _ in range(1200)) == 1200 // REST_EVERY
     assert sum(bad.wants(30.0, 16.0) for _ in range(1280)) == 1280 // TRY_EVERY
+
+
+def test_a_target_that_slows_down_while_its_drafter_works_shares_a_device_with_it() -> None:
+    assert not AheadJudge().devices_are_shared
+    assert not judged(1.05, 0.7).devices_are_shared
+    assert judged(1.4, 0.7).devices_are_shared

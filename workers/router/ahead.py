@@ -9,6 +9,8 @@ MOST_BRANCHES = 4
 """Per sequence: more outcomes hardly ever come to pass."""
 TOLERANCE = 1.15
 """By so much longer than the verification drafting ahead may take: a hit then still saves nearly all of it."""
+SHARED_SLOWDOWN = 1.15
+"""By so much a drafter slows down a target that it shares a device with, at least."""
 LEAST_STEPS = 4
 """So many verifications beside drafting ahead are seen before it is judged."""
 REST_EVERY, TRY_EVERY = 12, 64
@@ -56,6 +58,11 @@ class AheadJudge:
         if self.pays(verify_ms, draft_ms):
             return self._rounds % REST_EVERY != 0
         return self._rounds % TRY_EVERY == 0
+
+    @property
+    def devices_are_shared(self) -> bool:
+        """Whether the target feels it when its drafter works."""
+        return self.slowdown.count >= LEAST_STEPS and self.slowdown.value > SHARED_SLOWDOWN
 
     def pays(self, verify_ms: float, draft_ms: float) -> bool:
         """Tell whether hits save more than the slower verification costs; yes as long as too little was seen."""

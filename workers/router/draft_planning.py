@@ -69,7 +69,8 @@ class DraftPlanner:
         view = LaneView(
             self.round_times([each.sequence for each in running]),
             self.times.hidden_ms.value if self._config.draft_ahead else 0.0,
-            self._config.max_cohorts,
+            # Drafting for one cohort beside the verification of another hides nothing where both compete.
+            1 if self.times.ahead.devices_are_shared else self._config.max_cohorts,
         )
         return self._policy.plan(candidates, view)
 
