@@ -1,8 +1,8 @@
 """How long streams stall while a long prompt arrives: read in pieces that fit their steps, against read at once.
 
 `make bench BENCH=prefill` (`QUICK=1`: fewer prompts) runs router, target and first drafter of a Serve config file in
-this process, without Ray and HTTP: the embedded pair, or `ARGS="--config FILE --prompt-tokens N"`. Arrivals of both
-kinds take turns, so that drift of the machine cancels.
+threads of this process, without Ray and HTTP: the embedded pair, or `ARGS="--config FILE --prompt-tokens N"`. Arrivals
+of both kinds take turns, so that drift of the machine cancels.
 """
 
 import argparse
@@ -19,12 +19,13 @@ import yaml
 
 from benchmarks.harness import ROOT, Row, report
 from deployments.config import LeadoutConfig, parse_config
-from deployments.in_process import InProcessLink, registration
+from deployments.in_process import registration
 from deployments.preflight import resolve_models
 from deployments.text import TextCodec
 from models.corpus import held_out_prompts
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter
+from workers.emulated.thread_link import ThreadLink
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
 from workers.messages import (
@@ -90,12 +91,16 @@ def load_pair(config: LeadoutConfig) -> Pair:
 async def serving(pair: Pair, config: RouterConfig) -> AsyncIterator[Router]:
     """A router over the pair that has answered one long prompt before, as a service in use has."""
     router = Router(config, lambda prompt: IncrementalDetokenizer(pair.codec.backend, prompt.tolist()))
-    await router.register(registration(WorkerRole.TARGET, pair.target), InProcessLink(Verifier(pair.target)))
+    links = [ThreadLink(Verifier(pair.target))]
+    await router.register(registration(WorkerRole.TARGET, pair.target), links[0])
     if pair.drafter is not None:
-        await router.register(registration(WorkerRole.DRAFT, pair.drafter), InProcessLink(ModelDrafter(pair.drafter)))
+        links.append(ThreadLink(ModelDrafter(pair.drafter)))
+        await router.register(registration(WorkerRole.DRAFT, pair.drafter), links[1])
     await _take(router, _asked(pair, 0, pair.target.context_length // 2, 16), [])
     yield router
     await router.close()
+    for link in links:
+        await asyncio.to_thread(link.close)
 
 
 def _asked(pair: Pair, number: int, prompt_tokens: int, max_tokens: int) -> GenerationRequest:
@@ -123,13 +128,13 @@ async def one_arrival(router: Router, pair: Pair, number: int, prompt_tokens: in
         for index, times in enumerate(arrival.token_times_s)
     ]
     while min(map(len, arrival.token_times_s)) < WARM_UP_ROUNDS:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     arrival.began_s = time.perf_counter()
     times: list[float] = []
     await _take(router, _asked(pair, number * 10 + 5, prompt_tokens, 1), times)
     arrival.first_token_s = times[0]
     while min(stream[-1] for stream in arrival.token_times_s) < arrival.first_token_s:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     for stream in streams:
         stream.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
