@@ -1,5 +1,6 @@
 """What a lane drafts in its next rounds: it tells the policy what was observed, and keeps what that rests on."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,11 +13,12 @@ from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
 from workers.router.smoothed import Smoothed
-from workers.router.step_times import StepTimes
+from workers.router.step_times import StepTimeFit, StepTimes
 from workers.router.totals import RoundClock
 
-LOOKUP_PROBE_ROUNDS = 8
-"""Where looked-up drafts do not pay, they are tried in one of so many rounds."""
+LOOKUP_PROBE_ROUNDS = 16
+"""Where looked-up drafts do not pay, one is tried in one of so many rounds."""
+MOST_LOOKUPS = 32
 
 
 @dataclass(slots=True)
@@ -109,18 +111,17 @@ class DraftPlanner:
         return wants and not self._roster.is_usable(sequence.drafter.worker_id)
 
     def lookup_tokens(self, running: RunningSequence, sequences: int) -> int:
-        """Return how many drafts the target may look up for a sequence that gets none, one of `sequences`.
-
-        A draft costs `token_ms` of the target's time, in which it would commit `sequences` tokens per step without.
-        """
+        """Return how many drafts the target may look up for a sequence that gets none, one of `sequences`."""
         sequence, verify = running.sequence, self.times.verify.fit_or_flat()
         if self._config.fallback != "prompt_lookup" or not running.wants_drafts or running.is_check:
             return 0
-        if verify is not None:
-            value_ms = sequence.lookup_acceptance.rate * verify.time_ms(sequences) / sequences
-            if value_ms < verify.token_ms and sequence.verifications % LOOKUP_PROBE_ROUNDS:
-                return 0
-        return max(0, min(self._limit(sequence), sequence.remaining_tokens - 1))
+        most = max(0, min(self._limit(sequence), sequence.remaining_tokens - 1))
+        if verify is None:
+            return most
+        paying = lookups_that_pay(sequence.lookup_acceptance.rate, verify, sequences)
+        if paying == 0 and sequence.verifications % LOOKUP_PROBE_ROUNDS == 0:
+            return min(most, 1)
+        return min(most, paying)
 
     def ahead_budget(self, sequences: int, draft_tokens: int, step_tokens: int, drafter: str) -> AheadBudget | None:
         """Return how much to draft ahead during a step of `step_tokens` tokens."""
@@ -153,6 +154,20 @@ class DraftPlanner:
     def _limit(self, sequence: Sequence) -> int:
         requested, most = sequence.request.speculation.max_draft_tokens, self._config.max_draft_tokens
         return most if requested is None else min(requested, most)
+
+
+def lookups_that_pay(rate: float, verify: StepTimeFit, sequences: int) -> int:
+    """Return how many looked-up drafts are worth their time, with an acceptance rate in (0, 1).
+
+    The j-th is accepted with probability rate^j and costs `token_ms`. A token is worth the time that the target needs
+    for one without drafts: a step's time, divided by its `sequences`.
+    """
+    worth_ms = verify.time_ms(sequences) / sequences
+    if rate * worth_ms < verify.token_ms:
+        return 0
+    if verify.token_ms == 0:
+        return MOST_LOOKUPS
+    return min(MOST_LOOKUPS, int(math.log(verify.token_ms / worth_ms) / math.log(rate)))
 
 
 def _drafters(sequences: Iterable[Sequence]) -> set[str]:

@@ -282,6 +282,9 @@ class Lane:
             drafted = len(proposal) or verified.looked_up
             self._totals.add_commit(drafted, min(verified.accepted, committed), committed)
             self._totals.add(looked_up_tokens=verified.looked_up)
+            if verified.looked_up:
+                traffic_class = running.sequence.request.traffic_class
+                self._roster.observe_lookup(traffic_class, verified.looked_up, verified.accepted)
 
     def _judge_drafter(
         self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal, break_even: float | None

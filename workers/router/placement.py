@@ -118,6 +118,7 @@ class Placement:
             ledger = lane.target.ledger
             if ledger.could_hold(most) and ledger.admit(sequence.sequence_id, sequence.length, most):
                 self.assign_drafter(running)
+                sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
                 running.leave_queue()
                 lane.join(running)
                 return True

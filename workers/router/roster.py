@@ -12,6 +12,9 @@ from workers.router.peer import Peer
 from workers.router.smoothed import Smoothed
 from workers.router.step_times import StepTimeFit, StepTimes
 
+LOOKUPS = "lookups of targets"
+"""Their acceptance is observed under this name."""
+
 
 @dataclass(slots=True)
 class DrafterRecord:
@@ -71,6 +74,14 @@ class Roster(Mapping[str, Peer]):
         """Return the time of one draft step by its rows; None if it was never measured."""
         record = self.record(worker_id)
         return None if record is None else record.step_times.fit_or_flat()
+
+    def lookup_estimate(self, traffic_class: str) -> AcceptanceEstimate:
+        """Return what to expect of drafts that a target looks up for a new sequence."""
+        return self.acceptance.sequence_estimate(LOOKUPS, traffic_class)
+
+    def observe_lookup(self, traffic_class: str, drafted: int, accepted: int) -> None:
+        """Note what became of drafts that a target looked up."""
+        self.acceptance.observe(LOOKUPS, traffic_class, drafted, accepted)
 
     def sequence_estimate(self, worker_id: str, traffic_class: str) -> AcceptanceEstimate:
         """Return what to expect of the drafter's guesses at a new sequence."""
