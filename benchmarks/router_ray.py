@@ -19,7 +19,7 @@ from workers.emulated.thread_link import answer
 from workers.links import LinkKind
 from workers.links.opening import WorkerLinks
 from workers.links.zmq_server import ZmqServer
-from workers.messages import LinkAddress, WorkerRequest, WorkerResponse, WorkerRole
+from workers.messages import LinkAddress, StatsRequest, WorkerRequest, WorkerResponse, WorkerRole
 from workers.router.config import RouterConfig
 from workers.router.router import Router
 
@@ -68,6 +68,8 @@ async def serving_with_ray(kind: LinkKind, layout: ServiceLayout, config: Router
     try:
         for role in (WorkerRole.TARGET, WorkerRole.DRAFT):
             actors.append(actor.remote(layout, role))
+            # A link that opens has its deadline; a process that starts takes longer.
+            await actors[-1].handle.remote(StatsRequest())
             link = await links.link_to(f"{role}-0", actors[-1])
             await router.register(registration(role, f"{role}-0", "synthetic"), link)
         yield router
