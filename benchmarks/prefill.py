@@ -42,6 +42,8 @@ from workers.router.router import Router
 
 STREAMS = 4
 STREAM_PROMPT_TOKENS = 32
+DEADLINE_S = 600.0
+"""A large model reads a long prompt at once for minutes on a slow machine."""
 WARM_UP_ROUNDS = 8
 """What each stream has had before the long prompt arrives: enough to know its usual gaps."""
 
@@ -184,12 +186,16 @@ def main() -> None:
     pair = load_pair(config)
     limits = config.router_config()
     at_once = RouterConfig(
-        limits.max_draft_tokens, prefill_chunk_tokens=pair.target.context_length, prefill_latency_factor=1e9
+        limits.max_draft_tokens,
+        prefill_chunk_tokens=pair.target.context_length,
+        prefill_latency_factor=1e9,
+        verify_deadline_s=DEADLINE_S,
     )
     in_pieces = RouterConfig(
         limits.max_draft_tokens,
         prefill_chunk_tokens=limits.prefill_chunk_tokens,
         prefill_latency_factor=limits.prefill_latency_factor,
+        verify_deadline_s=DEADLINE_S,
     )
     configs = {"at once": at_once, f"in pieces, factor {limits.prefill_latency_factor:g}": in_pieces}
     prompt_tokens = options.prompt_tokens or pair.target.context_length - 1

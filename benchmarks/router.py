@@ -58,9 +58,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--sections", type=chosen, default=list(SECTIONS))
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--name", default="router", help="of the results file, for sections that run by themselves")
     options = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    report("router", asyncio.run(run(options.sections, options.quick, options.ray)))
+    report(options.name, asyncio.run(run(options.sections, options.quick, options.ray)))
 
 
 if __name__ == "__main__":
