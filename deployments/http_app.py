@@ -119,7 +119,7 @@ class Endpoints:
 
     async def openapi(self) -> Response:
         """GET /openapi.json: what the endpoints take and answer."""
-        return JSONResponse(describe())
+        return JSONResponse(describe(self._limits))
 
     async def _answer(
         self, request: Request, fields: GenerationFields, plan: AnswerPlan, form: AnswerFormat

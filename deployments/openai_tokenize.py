@@ -1,10 +1,9 @@
 """What clients may ask of /tokenize and /detokenize, in vLLM's fields."""
 
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from deployments.openai_conversation import ConversationFields
+from deployments.openai_types import TokenId
 from deployments.strict_model import NeutralValues, RequestBody
 
 
@@ -34,4 +33,4 @@ class DetokenizeRequest(RequestBody):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: list[TokenId]

@@ -22,7 +22,9 @@ from deployments.openai_fields import (
 
 NonEmpty: TypeAlias = Annotated[str, Field(min_length=1)]
 NonBlank: TypeAlias = Annotated[str, Field(pattern=r"\S")]
-TokenId: TypeAlias = Annotated[int, Field(ge=0)]
+# Marks token ids in the schema, where the size of a model's vocabulary can then be added.
+TOKEN_ID_FORMAT = "token-id"
+TokenId: TypeAlias = Annotated[int, Field(ge=0, json_schema_extra={"format": TOKEN_ID_FORMAT})]
 TokenIdKey: TypeAlias = Annotated[str, Field(pattern=rf"^(0|[1-9][0-9]{{0,{MAX_ID_DIGITS - 1}}})$")]
 Bias: TypeAlias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 OnePrompt: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]

@@ -1,6 +1,6 @@
 """What the service says of itself: the OpenAPI description of its endpoints, made from the models that validate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
@@ -9,6 +9,8 @@ from pydantic.json_schema import models_json_schema
 from deployments.openai_fields import NEUTRAL_IN_MESSAGE
 from deployments.openai_schema import ChatCompletionRequest, CompletionRequest
 from deployments.openai_tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizePromptRequest
+from deployments.openai_types import TOKEN_ID_FORMAT
+from deployments.planning import ServingLimits
 from deployments.request_headers import TIMEOUT_HEADER
 from deployments.strict_model import NeutralValues, RequestBody
 
@@ -52,18 +54,19 @@ ANSWERS = {
 REFERENCE = "#/components/schemas/{model}"
 
 
-def describe() -> Json:
-    """Return the OpenAPI 3.1 description. Limits that a deployment sets are not in it."""
+def describe(limits: ServingLimits) -> Json:
+    """Return the OpenAPI 3.1 description of a deployment with `limits`."""
     models = [model for models in BODIES.values() for model in models]
     _, shared = models_json_schema([(model, "validation") for model in models], ref_template=REFERENCE)
     schemas: Json = shared["$defs"]
     for model in models:
         _admit_what_is_left_out(schemas[model.__name__], model.neutral_only)
     _admit_what_is_left_out(schemas["ChatMessage"], NEUTRAL_IN_MESSAGE, nulls=False)
+    _narrow(schemas, limits)
     for internal in ("Grammar", "GrammarKind"):  # what fields become, which pydantic lists without any reference
         schemas.pop(internal, None)
     schemas |= _answer_schemas()
-    paths = {path: {"post": _post(path)} for path in BODIES} | {path: {"get": _get(path)} for path in BY_GET}
+    paths = {path: {"post": _post(path, limits)} for path in BODIES} | {path: {"get": _get(path)} for path in BY_GET}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Leadout", "version": _version(), "description": "OpenAI's completions, drafted ahead."},
@@ -88,7 +91,30 @@ def _nullable(schema: Json) -> Json:
     return {"anyOf": kinds if {"type": "null"} in kinds else [*kinds, {"type": "null"}], **default}
 
 
-def _post(path: str) -> Json:
+def _narrow(schemas: Json, limits: ServingLimits) -> None:
+    """Write what this deployment has into the schemas: its model and drafters, and which ids are tokens."""
+    for schema in schemas.values():
+        for field in _nested(schema):
+            if field.get("format") == TOKEN_ID_FORMAT:
+                field["maximum"] = limits.vocabulary_size - 1
+    for body in (model.__name__ for models in BODIES.values() for model in models):
+        schemas[body]["properties"]["model"] = {"enum": [None, limits.served_model_name], "default": None}
+    speculation = schemas["SpeculationFields"]["properties"]
+    speculation["drafter"] = {"enum": [None, *limits.drafter_names], "default": None}
+    most = {"type": "integer", "minimum": 0, "maximum": limits.max_draft_tokens}
+    speculation["max_draft_tokens"] = {"anyOf": [most, {"type": "null"}], "default": None}
+
+
+def _nested(schema: object) -> Iterator[Json]:
+    """Yield every object within `schema`."""
+    values = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for value in values:
+        if isinstance(value, dict):
+            yield value
+        yield from _nested(value)
+
+
+def _post(path: str, limits: ServingLimits) -> Json:
     bodies = [{"$ref": REFERENCE.format(model=model.__name__)} for model in BODIES[path]]
     operation = _operation(path, BY_GENERATION if path in GENERATES else BY_POST)
     operation["requestBody"] = {
@@ -96,8 +122,8 @@ def _post(path: str) -> Json:
         "content": {"application/json": {"schema": bodies[0] if len(bodies) == 1 else {"anyOf": bodies}}},
     }
     if path in GENERATES:
-        seconds = {"type": "number", "exclusiveMinimum": 0}
-        description = "Seconds after which the request fails with 504; at most the deployment's time-out."
+        seconds = {"type": "number", "exclusiveMinimum": 0, "maximum": limits.request_timeout_s}
+        description = "Seconds after which the request fails with 504."
         operation["parameters"] = [
             {"name": TIMEOUT_HEADER, "in": "header", "schema": seconds, "description": description}
         ]

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from workers.errors import InvalidRequestError
 
 TIMEOUT_HEADER = "x-request-timeout"
-SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,3})?")
 TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 

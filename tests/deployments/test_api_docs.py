@@ -22,6 +22,7 @@ from deployments.openai_tokenize import DetokenizeRequest, TokenizeChatRequest, 
 from deployments.openapi import describe
 from deployments.strict_model import NeutralValues
 from deployments.structured_fields import StructuredOutputs
+from tests.deployments.helpers import LIMITS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
 NAME = re.compile(r"`([a-z_]+)`")
@@ -132,4 +133,4 @@ def test_options_that_must_ask_for_nothing_are_listed_with_the_values_that_do() 
 
 def test_the_endpoints_are_those_of_the_description() -> None:
     listed = {path for cells in rows(section("Endpoints")) for path in re.findall(r"`(?:GET|POST) ([^`]+)`", cells[0])}
-    assert listed == {*describe()["paths"], "/openapi.json"}
+    assert listed == {*describe(LIMITS)["paths"], "/openapi.json"}
