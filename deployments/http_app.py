@@ -1,8 +1,6 @@
 """The HTTP application: OpenAI-compatible endpoints over a generation service. Knows nothing of Ray."""
 
 import asyncio
-import json
-import re
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
@@ -13,9 +11,10 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.detokenize_endpoint import DetokenizeEndpoint
 from deployments.generation import ChoiceDelta, GenerationService, generate_choices
 from deployments.grammar_check import GrammarCheck
-from deployments.http_errors import EXCEPTION_HANDLERS, BodyTooLargeError, ErrorBoundary
+from deployments.http_errors import EXCEPTION_HANDLERS, ErrorBoundary
 from deployments.logprobs import chat_logprobs, completion_logprobs, no_logprobs
 from deployments.openai_responses import (
     AnswerFormat,
@@ -28,17 +27,20 @@ from deployments.openai_responses import (
     model_card,
 )
 from deployments.openai_schema import ChatCompletionRequest, CompletionRequest, GenerationFields, parse_request
+from deployments.openapi import describe
 from deployments.planning import AnswerPlan, Planner, ServingLimits
+from deployments.request_body import read_json_object
+from deployments.request_headers import RequestContext, read_context
 from deployments.streaming import EventStream, answer_events, run_while_connected
 from deployments.text import TextCodec
-from workers.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
+from deployments.tokenize_endpoint import TokenizeEndpoint
+from workers.errors import UnavailableError
 from workers.messages import RouterStatus
 
 __all__ = ["ServingLimits", "create_app"]
 
 STATUS_TIMEOUT_S = 2.0
 WORKER_STATS_TIMEOUT_S = 6.0
-TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimits) -> FastAPI:
@@ -46,17 +48,21 @@ def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimi
     endpoints = Endpoints(service, codec, limits)
     app = FastAPI(
         title="Leadout",
-        openapi_url=None,  # bodies are validated outside of FastAPI, so its description would be hollow
+        openapi_url=None,  # bodies are validated outside of FastAPI: its own description would be hollow
         middleware=[Middleware(ErrorBoundary)],
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.add_api_route("/v1/completions", endpoints.completions, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"], response_model=None)
+    tokenize, detokenize = TokenizeEndpoint(codec, limits), DetokenizeEndpoint(codec, limits)
+    app.add_api_route("/tokenize", tokenize.tokenize, methods=["POST"], response_model=None)
+    app.add_api_route("/detokenize", detokenize.detokenize, methods=["POST"], response_model=None)
     app.add_api_route("/v1/models", endpoints.models, response_model=None)
     app.add_api_route("/v1/models/{model:path}", endpoints.model, response_model=None)
     app.add_api_route("/health", endpoints.health, response_model=None)
     app.add_api_route("/status", endpoints.status, response_model=None)
     app.add_api_route("/ready", endpoints.ready, response_model=None)
+    app.add_api_route("/openapi.json", endpoints.openapi, response_model=None)
     return app
 
 
@@ -74,7 +80,7 @@ class Endpoints:
         """POST /v1/completions."""
         fields = parse_request(CompletionRequest, await self._body(request))
         head = AnswerHead(answer_id("cmpl"), self._limits.served_model_name)
-        plan = await self._planner.plan_completion(fields, head.id, trace_context(request))
+        plan = await self._planner.plan_completion(fields, head.id, self._context(request))
         wording = no_logprobs if fields.likeliest_tokens is None else completion_logprobs(self._codec.token_bytes)
         form = CompletionFormat(head, fields.return_token_ids, wording)
         return await self._answer(request, fields, plan, form)
@@ -83,7 +89,7 @@ class Endpoints:
         """POST /v1/chat/completions."""
         fields = parse_request(ChatCompletionRequest, await self._body(request))
         head = AnswerHead(answer_id("chatcmpl"), self._limits.served_model_name)
-        plan = await self._planner.plan_chat(fields, head.id, trace_context(request))
+        plan = await self._planner.plan_chat(fields, head.id, self._context(request))
         wording = no_logprobs if fields.likeliest_tokens is None else chat_logprobs(self._codec.token_bytes)
         form = ChatFormat(head, fields.return_token_ids, wording, choices=fields.n)
         return await self._answer(request, fields, plan, form)
@@ -94,8 +100,7 @@ class Endpoints:
 
     async def model(self, model: str) -> Response:
         """GET /v1/models/{model}."""
-        if model != self._limits.served_model_name:
-            raise ModelNotFoundError(f"The model {model!r} does not exist.", "model")
+        self._limits.check_model(model)
         return JSONResponse(self._card())
 
     async def health(self) -> Response:
@@ -112,11 +117,15 @@ class Endpoints:
         """GET /status: workers, their free KV blocks, queue lengths and where the time of rounds went."""
         return JSONResponse(asdict(await self._router_status(WORKER_STATS_TIMEOUT_S, with_worker_stats=True)))
 
+    async def openapi(self) -> Response:
+        """GET /openapi.json: what the endpoints take and answer."""
+        return JSONResponse(describe(self._limits))
+
     async def _answer(
         self, request: Request, fields: GenerationFields, plan: AnswerPlan, form: AnswerFormat
     ) -> Response:
         choices = generate_choices(self._service, self._codec, plan.sequences, plan.echoed)
-        tally = UsageTally(plan.prompt_tokens)
+        tally = UsageTally(plan.prompt_tokens, fields.n)
         if fields.stream:
             # What fails before the first delta is still an ordinary response with its own status.
             first = await run_while_connected(request.receive, take_first(choices))
@@ -128,11 +137,14 @@ class Endpoints:
 
         deltas = await run_while_connected(request.receive, collect())
         for item in deltas:
-            tally.add(item.delta)
+            tally.add(item)
         return JSONResponse(form.answer(join_choices(deltas), tally.total()))
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        return parse_json_object(await read_body(request, self._limits.max_body_bytes))
+        return await read_json_object(request, self._limits.max_body_bytes)
+
+    def _context(self, request: Request) -> RequestContext:
+        return read_context(request.headers, self._limits.request_timeout_s)
 
     def _card(self) -> dict[str, Any]:
         return model_card(self._limits.served_model_name, self._limits.context_length, self._created)
@@ -157,46 +169,3 @@ class Endpoints:
 async def take_first(choices: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta:
     """Return the first delta, waiting until there is one."""
     return await anext(choices)
-
-
-def trace_context(request: Request) -> dict[str, str]:
-    """Return the client's W3C trace context, if it is well formed."""
-    parent = request.headers.get("traceparent", "")
-    if not TRACE_PARENT.fullmatch(parent):
-        return {}
-    state = request.headers.get("tracestate")
-    return {"traceparent": parent} | ({"tracestate": state} if state else {})
-
-
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """Return the body; BodyTooLargeError as soon as it is known to exceed the limit."""
-    declared = request.headers.get("content-length", "")
-    body = bytearray()
-    too_large = declared.isdecimal() and int(declared) > limit_bytes
-    if not too_large:
-        async for part in request.stream():
-            body += part
-            too_large = len(body) > limit_bytes
-            if too_large:
-                break
-    if too_large:
-        raise BodyTooLargeError(f"The body exceeds the limit of {limit_bytes} bytes.")
-    return bytes(body)
-
-
-def parse_json_object(body: bytes) -> dict[str, Any]:
-    """Parse strict JSON: no NaN, no Infinity, no text that is not Unicode. InvalidRequestError otherwise."""
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-        if b"\\ud" in body.lower():  # an escape may be half of a surrogate pair, which no encoding can express
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequestError(f"The body is not valid JSON: {reason}.") from None
-    if not isinstance(value, dict):
-        raise InvalidRequestError("The body must be a JSON object.")
-    return value
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON value")

@@ -3,11 +3,12 @@
 A union of pydantic types would answer a wrong value with one message per branch; these validators give one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from pydantic_core import PydanticCustomError
 
+from deployments.strict_model import NeutralValues
 from workers.errors import InvalidRequestError
 
 MAX_PROMPTS = 64
@@ -19,7 +20,6 @@ MAX_BIAS = 100
 MAX_ID_DIGITS = 18
 
 Prompt: TypeAlias = str | tuple[int, ...]
-NeutralValues: TypeAlias = Mapping[str, tuple[object, ...]]
 
 # Options of OpenAI and vLLM that are not honoured yet, with the values that ask for nothing. Null always is one.
 # To honour an option, delete its line here and declare the field in openai_schema.py.
@@ -44,12 +44,8 @@ NEUTRAL_IN_COMPLETIONS: NeutralValues = {
 NEUTRAL_IN_CHAT: NeutralValues = {
     **NEUTRAL_IN_BOTH,
     "echo": (False,),
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    # Without tools there is nothing to call in parallel.
-    "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -57,18 +53,14 @@ NEUTRAL_IN_CHAT: NeutralValues = {
     "verbosity": (),
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "add_special_tokens": (False,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
 }
 # What a client sends back when it repeats an assistant message of ours, or of another OpenAI server.
 NEUTRAL_IN_MESSAGE: NeutralValues = {
     "refusal": (),
     "audio": (),
     "annotations": ([],),
-    "tool_calls": ([],),
     "function_call": (),
     "reasoning_content": (),
     "reasoning": (),

@@ -30,12 +30,19 @@ class SpeculationReport(TypedDict):
     fallback_rounds: int
 
 
+class PromptTokensDetails(TypedDict):
+    """Of the prompt's tokens, those that the target had cached already."""
+
+    cached_tokens: int
+
+
 class Usage(TypedDict):
     """Tokens of all choices of an answer together."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     speculation: SpeculationReport
 
 
@@ -57,17 +64,24 @@ def speculation_report(usages: Sequence[SpeculationUsage]) -> SpeculationReport:
 
 @dataclass(slots=True)
 class UsageTally:
-    """Adds up an answer's usage while its deltas pass by."""
+    """Adds up an answer's usage while its deltas pass by. Each prompt has `choices_per_prompt` choices in a row."""
 
     prompt_tokens: int
+    choices_per_prompt: int = 1
     completion_tokens: int = 0
     speculation: list[SpeculationUsage] = field(default_factory=list)
+    cached_tokens: dict[int, int] = field(default_factory=dict)
 
-    def add(self, delta: TextDelta) -> None:
-        """Count the tokens of `delta`, shown or not."""
-        self.completion_tokens += len(delta.token_ids)
-        if delta.usage is not None:
-            self.speculation.append(delta.usage)
+    def add(self, item: ChoiceDelta) -> None:
+        """Count the tokens of `item`, shown or not."""
+        self.completion_tokens += len(item.delta.token_ids)
+        usage = item.delta.usage
+        if usage is not None:
+            self.speculation.append(usage)
+            # A prompt counts once, so what one of its choices had to read was not cached.
+            prompt = item.index // self.choices_per_prompt
+            cached = self.cached_tokens.get(prompt, usage.cached_prompt_tokens)
+            self.cached_tokens[prompt] = min(cached, usage.cached_prompt_tokens)
 
     def total(self) -> Usage:
         """Return the sums so far."""
@@ -75,6 +89,7 @@ class UsageTally:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self.cached_tokens.values())),
             speculation=speculation_report(self.speculation),
         )
 

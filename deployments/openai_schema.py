@@ -2,24 +2,13 @@
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from deployments.openai_fields import (
-    NEUTRAL_IN_CHAT,
-    NEUTRAL_IN_COMPLETIONS,
-    NEUTRAL_IN_MESSAGE,
-    NeutralValues,
-    Prompt,
-    parse_bad_words,
-    parse_content,
-    parse_logit_bias,
-    parse_prompts,
-    parse_stop_strings,
-    parse_stop_token_ids,
-    without_neutral,
-)
-from deployments.strict_model import StrictModel
+from deployments.openai_conversation import ConversationFields
+from deployments.openai_fields import NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETIONS, NEUTRAL_IN_MESSAGE, without_neutral
+from deployments.openai_types import BadWords, LogitBias, Prompts, StopStrings, StopTokenIds
+from deployments.strict_model import NeutralValues, RequestBody, StrictModel
 from deployments.structured_fields import StructuredFields
 from workers.errors import InvalidRequestError
 
@@ -54,8 +43,6 @@ class SpeculationFields(StrictModel):
 class GenerationFields(StructuredFields):
     """What completions and chat completions have in common."""
 
-    neutral_only: ClassVar[NeutralValues] = {}
-
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
@@ -64,15 +51,15 @@ class GenerationFields(StructuredFields):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1, le=MAX_TOP_K)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    stop: Annotated[tuple[str, ...], PlainValidator(parse_stop_strings)] = ()
+    stop: StopStrings = ()
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias)] = ()
+    logit_bias: LogitBias = Field(default=(), json_schema_extra={"default": {}})
     # The options from here to `stream` are vLLM's extensions and mean what they mean there.
     min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    bad_words: Annotated[tuple[str, ...], PlainValidator(parse_bad_words)] = ()
-    stop_token_ids: Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids)] = ()
+    bad_words: BadWords = ()
+    stop_token_ids: StopTokenIds = ()
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0)
     stream: bool = False
@@ -129,7 +116,7 @@ class CompletionRequest(GenerationFields):
 
     neutral_only: ClassVar[NeutralValues] = NEUTRAL_IN_COMPLETIONS
 
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
+    prompt: Prompts
     # Nothing at all may be generated where the prompt is echoed.
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -141,34 +128,31 @@ class CompletionRequest(GenerationFields):
         return self.logprobs
 
 
-class ChatMessage(StrictModel):
-    """One turn of a conversation; text parts are joined into one string."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    # Absent is checked like null: only an assistant may say nothing.
-    content: str = Field(default=None, validate_default=True)
-    name: str | None = None
-    tool_call_id: str | None = None
-
-    @field_validator("content", mode="plain")
-    @classmethod
-    def _as_text(cls, value: object, info: ValidationInfo) -> str:
-        return parse_content(value, info.data.get("role"))
-
-    def for_template(self) -> dict[str, str]:
-        """Return the message as chat templates expect it, without absent fields."""
-        return {name: value for name, value in self.model_dump().items() if value is not None}
-
-
-class ChatCompletionRequest(GenerationFields):
+class ChatCompletionRequest(GenerationFields, ConversationFields):
     """POST /v1/chat/completions. `max_completion_tokens` is OpenAI's later name of `max_tokens`."""
 
     neutral_only: ClassVar[NeutralValues] = NEUTRAL_IN_CHAT
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    # What the model writes is text, calls of tools included; nothing is parsed out of it.
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool = True
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _only_with_tools(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value == "auto" and not info.data.get("tools", True):
+            raise PydanticCustomError("unsupported", "is only allowed with tools")
+        return value
+
+    @field_validator("parallel_tool_calls")
+    @classmethod
+    def _nothing_forbids_calls(cls, value: bool, info: ValidationInfo) -> bool:
+        if not value and info.data.get("tools"):
+            raise PydanticCustomError("unsupported", "cannot be false: calls are not restricted")
+        return value
 
     @field_validator("top_logprobs")
     @classmethod
@@ -195,7 +179,7 @@ class ChatCompletionRequest(GenerationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-RequestModel = TypeVar("RequestModel", bound=GenerationFields)
+RequestModel = TypeVar("RequestModel", bound=RequestBody)
 
 
 def parse_request(model: type[RequestModel], body: dict[str, Any]) -> RequestModel:
@@ -227,6 +211,8 @@ def _explain(detail: ErrorDetails) -> InvalidRequestError:
             reason = "must be a JSON object"
         case "too_short":
             reason = "must not be empty"
+        case "too_long":
+            reason = f"holds more than the {detail['ctx']['max_length']} entries that are allowed"
         case _:
             reason = detail["msg"].replace("Input should be", "must be")
     return InvalidRequestError(f"{param or 'body'}: {reason}.", param or None)

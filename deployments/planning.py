@@ -13,6 +13,7 @@ from deployments.openai_schema import (
     GenerationFields,
     SpeculationFields,
 )
+from deployments.request_headers import RequestContext
 from deployments.sampling_options import SamplingPlan, plan_sampling
 from deployments.text import TextCodec, off_loop_if_long
 from deployments.visible_text import EchoedPrompt, echo_of_ids, echo_of_text
@@ -41,6 +42,11 @@ class ServingLimits:
     drafter_names: tuple[str, ...] = ()
     max_draft_tokens: int = MAX_DRAFT_TOKENS
 
+    def check_model(self, name: str | None) -> None:
+        """ModelNotFoundError unless `name` is the served model; None is whichever that is."""
+        if name not in (None, self.served_model_name):
+            raise ModelNotFoundError(f"The model {name!r} does not exist.", "model")
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
@@ -62,29 +68,23 @@ class Planner:
     limits: ServingLimits
     grammars: GrammarCheck
 
-    async def plan_completion(
-        self, request: CompletionRequest, answer_id: str, trace_context: dict[str, str]
-    ) -> AnswerPlan:
+    async def plan_completion(self, request: CompletionRequest, answer_id: str, context: RequestContext) -> AnswerPlan:
         """Plan n sequences per prompt. InvalidRequestError, ContextLengthError or ModelNotFoundError."""
         self._check(request)
         self._check_completion(request)
         sampling = await self._plan_sampling(request)
         prompts = [await self._prompt_ids(prompt) for prompt in request.prompt]
         budgets = [self._budget(prompt, request, "prompt", DEFAULT_COMPLETION_TOKENS) for prompt in prompts]
-        plan = self._plan(prompts, budgets, request, sampling, answer_id, trace_context)
+        plan = self._plan(prompts, budgets, request, sampling, answer_id, context)
         return await self._with_echo(plan, request) if request.echo else plan
 
-    async def plan_chat(
-        self, request: ChatCompletionRequest, answer_id: str, trace_context: dict[str, str]
-    ) -> AnswerPlan:
+    async def plan_chat(self, request: ChatCompletionRequest, answer_id: str, context: RequestContext) -> AnswerPlan:
         """Plan the n sequences that continue the conversation. Errors as in `plan_completion`."""
         self._check(request)
         sampling = await self._plan_sampling(request)
-        messages = [message.for_template() for message in request.messages]
-        characters = sum(len(message["content"]) for message in messages)
-        prompt = await off_loop_if_long(characters, lambda: self.codec.encode_chat(messages))
+        prompt = await off_loop_if_long(request.characters, lambda: self.codec.encode_chat(request.conversation))
         budget = self._budget(prompt, request, "messages", self.limits.context_length)
-        return self._plan([prompt], [budget], request, sampling, answer_id, trace_context)
+        return self._plan([prompt], [budget], request, sampling, answer_id, context)
 
     async def _plan_sampling(self, request: GenerationFields) -> SamplingPlan:
         structure = request.structured_output()
@@ -96,8 +96,7 @@ class Planner:
         )
 
     def _check(self, request: GenerationFields) -> None:
-        if request.model not in (None, self.limits.served_model_name):
-            raise ModelNotFoundError(f"The model {request.model!r} does not exist.", "model")
+        self.limits.check_model(request.model)
         drafter, draft_tokens = request.speculation.drafter, request.speculation.max_draft_tokens
         if drafter is not None and drafter not in self.limits.drafter_names:
             known = ", ".join(self.limits.drafter_names) or "none"
@@ -150,7 +149,7 @@ class Planner:
         request: GenerationFields,
         sampling: SamplingPlan,
         answer_id: str,
-        trace_context: dict[str, str],
+        context: RequestContext,
     ) -> AnswerPlan:
         sequences = [
             GenerationRequest(
@@ -159,8 +158,8 @@ class Planner:
                 sampling=replace(params, choice=choice),
                 stop=sampling.stop(budget),
                 speculation=_speculation(request.speculation),
-                timeout_s=self.limits.request_timeout_s,
-                trace_context=trace_context,
+                timeout_s=context.timeout_s,
+                trace_context=context.trace_context,
                 logprobs=request.likeliest_tokens,
                 cache_salt=request.cache_salt,
                 traffic_class=request.traffic_class,

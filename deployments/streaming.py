@@ -86,7 +86,7 @@ async def answer_events(
         for choice in form.opening():
             yield _event(form.head.part(form.chunk_kind, [choice], **usage))
         while item is not None:
-            tally.add(item.delta)
+            tally.add(item)
             for choice in form.chunks(item):
                 yield _event(form.head.part(form.chunk_kind, [choice], **usage))
             item = await anext(rest, None)

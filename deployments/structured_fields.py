@@ -2,12 +2,13 @@
 
 import json
 import re
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from deployments.strict_model import StrictModel
+from deployments.strict_model import RequestBody, StrictModel
 from workers.errors import InvalidRequestError
 from workers.messages import Grammar, GrammarKind
 
@@ -64,10 +65,24 @@ def _parse_unsupported(value: object) -> object:
     return None
 
 
-Schema: TypeAlias = Annotated[Grammar | None, PlainValidator(parse_schema)]
-Regex: TypeAlias = Annotated[Grammar | None, PlainValidator(parse_regex)]
-Choices: TypeAlias = Annotated[Grammar | None, PlainValidator(parse_choices)]
-Unsupported: TypeAlias = Annotated[None, BeforeValidator(_parse_unsupported)]
+def _optional(parse: Callable[[object], Grammar]) -> Callable[[object], Grammar | None]:
+    return lambda value: None if value is None else parse(value)
+
+
+# What is accepted, as far as a JSON schema can say it, and what comes of it.
+GrammarText: TypeAlias = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARACTERS)]
+SchemaInput: TypeAlias = dict[str, Any] | GrammarText | None
+RegexInput: TypeAlias = GrammarText | None
+ChoicesInput: TypeAlias = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)] | None
+Schema: TypeAlias = Annotated[
+    Grammar | None, PlainValidator(_optional(parse_schema), json_schema_input_type=SchemaInput)
+]
+Regex: TypeAlias = Annotated[Grammar | None, PlainValidator(_optional(parse_regex), json_schema_input_type=RegexInput)]
+Choices: TypeAlias = Annotated[
+    Grammar | None, PlainValidator(_optional(parse_choices), json_schema_input_type=ChoicesInput)
+]
+Unsupported: TypeAlias = Annotated[None, PlainValidator(_parse_unsupported, json_schema_input_type=None)]
+SchemaObject: TypeAlias = Annotated[Grammar, PlainValidator(parse_schema_object, json_schema_input_type=dict[str, Any])]
 
 
 class JsonSchemaFormat(StrictModel):
@@ -75,7 +90,7 @@ class JsonSchemaFormat(StrictModel):
 
     name: str
     # `schema` is a method of pydantic's models.
-    grammar: Annotated[Grammar, PlainValidator(parse_schema_object)] = Field(alias="schema")
+    grammar: SchemaObject = Field(alias="schema")
     strict: bool | None = None
     description: str | None = None
 
@@ -130,7 +145,7 @@ class StructuredOutputs(StrictModel):
         return [(f"structured_outputs.{name}", grammar) for name, grammar in given.items() if grammar is not None]
 
 
-class StructuredFields(StrictModel):
+class StructuredFields(RequestBody):
     """The fields of a request that ask for structured output, at most one of which does."""
 
     response_format: ResponseFormat | None = None

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from deployments.chat_template import Conversation, render
 from deployments.token_bytes import TokenBytes
 from workers.decoding.detokenizer import PRIMING_TOKENS, IncrementalDetokenizer
 from workers.engine.model_files import is_gguf, model_folder
-from workers.errors import ConfigurationError, InvalidRequestError
+from workers.errors import ConfigurationError
 from workers.messages import TokenIds, token_ids
 
 if TYPE_CHECKING:
@@ -54,38 +55,33 @@ class TextCodec:
             reason = (str(error).strip() or repr(error)).splitlines()[0]
             raise ConfigurationError(f"{model}: cannot load the tokenizer: {reason}") from error
 
-    def encode(self, text: str) -> TokenIds:
+    def encode(self, text: str, special_tokens: bool = True) -> TokenIds:
         """Return the ids of a completion prompt, with the special tokens that the tokenizer adds by default."""
-        return token_ids(self.backend.encode(text, add_special_tokens=True).ids)
+        return token_ids(self.backend.encode(text, add_special_tokens=special_tokens).ids)
 
     def token_starts(self, text: str) -> list[int]:
         """Return where in `text` each token of `encode` begins, as the tokenizer accounts for it."""
         return [start for start, _ in self.backend.encode(text, add_special_tokens=True).offsets]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` by themselves, without special tokens."""
-        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], special_tokens: bool = False) -> str:
+        """Return the text of `ids` by themselves, without special tokens unless asked for."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=not special_tokens)
         return text
 
     def encode_word(self, word: str) -> tuple[int, ...]:
         """Return the ids of a piece of text by itself, without special tokens."""
         return tuple(self.backend.encode(word, add_special_tokens=False).ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
-        """Return the ids of a conversation up to where the assistant answers.
+    def encode_chat(self, conversation: Conversation | Sequence[Mapping[str, Any]]) -> TokenIds:
+        """Return the ids of a conversation, or of messages up to where the assistant answers.
 
-        InvalidRequestError (param "messages") if the model has no chat template or the template refuses.
+        InvalidRequestError as `deployments.chat_template.render` says.
         """
-        template = self._tokenizer.chat_template
-        if not template:
-            raise InvalidRequestError("The model has no chat template; use /v1/completions instead.", "messages")
-        conversation = [_as_template_sees(message, str(template)) for message in messages]
-        try:
-            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program over the client's data: whatever it raises is its verdict
-            raise InvalidRequestError(f"The model's chat template refused: {error}", "messages") from error
+        if not isinstance(conversation, Conversation):
+            conversation = Conversation(conversation)
+        text = render(self._tokenizer, conversation)
         # The template has written the special tokens already; adding them again would double the BOS.
-        return token_ids(self.backend.encode(str(text), add_special_tokens=False).ids)
+        return token_ids(self.backend.encode(text, add_special_tokens=False).ids)
 
     def detokenizer(self, prompt: TokenIds) -> IncrementalDetokenizer:
         """Return a detokenizer for one completion of `prompt`."""
@@ -95,13 +91,6 @@ class TextCodec:
 async def off_loop_if_long(characters: int, work: Callable[[], T]) -> T:
     """Run `work` in a thread when it handles so much text that it would hold up the event loop."""
     return await asyncio.to_thread(work) if characters > LONG_TEXT_CHARACTERS else work()
-
-
-def _as_template_sees(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    # Most templates know no "developer", OpenAI's later name for the system role, and would drop its message silently.
-    if message["role"] == "developer" and "developer" not in template:
-        return {**message, "role": "system"}
-    return dict(message)
 
 
 def _find_file(model: str, name: str) -> Path | None:

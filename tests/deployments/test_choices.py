@@ -145,3 +145,17 @@ def test_more_choices_than_there_is_room_for_are_refused_together() -> None:
         assert (await post(COMPLETIONS, prompt=[1, 2], n=3, max_tokens=8)).status_code == 200
 
     with_toy_app(test, max_running_sequences=2, max_waiting_sequences=1)
+
+
+def test_usage_counts_the_cached_tokens_of_each_prompt_once_streamed_or_not() -> None:
+    async def test(post: Post) -> None:
+        body: dict[str, Any] = {"prompt": [[1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 6, 5, 4, 3]], "max_tokens": 2}
+        usages = [(await post(COMPLETIONS, **body)).json()["usage"] for _ in range(2)]
+        usages.append((await post(COMPLETIONS, **body, n=3)).json()["usage"])
+        streamed = await post(COMPLETIONS, **body, n=3, stream=True, stream_options={"include_usage": True})
+        usages.append(events_of(streamed.text)[-2]["usage"])
+        # Whole blocks of 4 tokens, less than the prompt.
+        assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, 12, 12, 12]
+        assert {usage["prompt_tokens"] for usage in usages} == {14}
+
+    with_toy_app(test, prefix_caching=True)

@@ -23,6 +23,7 @@ def test_a_completion_counts_and_reports_what_it_did(client: Any) -> None:
     assert answer["object"] == "text_completion" and answer["id"].startswith("cmpl-") and answer["model"] == "tiny"
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (2, 3, 5)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
     assert usage["speculation"] == {
         "verifications": 1,
         "draft_tokens": 3,

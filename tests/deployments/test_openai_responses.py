@@ -61,3 +61,13 @@ def test_a_round_that_shows_nothing_makes_no_chunk() -> None:
     silent = ChoiceDelta(0, TextDelta("", token_ids([1])))
     assert CompletionFormat(HEAD).chunks(silent) == []
     assert ChatFormat(HEAD).chunks(silent) == []
+
+
+def test_cached_tokens_are_summed_over_prompts_and_are_the_least_of_the_choices_of_each() -> None:
+    tally = UsageTally(prompt_tokens=30, choices_per_prompt=2)
+    for index, cached in enumerate([16, 0, 8, 12]):
+        usage = SpeculationUsage(cached_prompt_tokens=cached)
+        tally.add(ChoiceDelta(index, TextDelta("", token_ids([1]), FinishReason.STOP, usage)))
+    total = tally.total()
+    assert total["prompt_tokens_details"] == {"cached_tokens": 8}
+    assert (total["completion_tokens"], total["total_tokens"]) == (4, 34)

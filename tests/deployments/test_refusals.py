@@ -38,7 +38,10 @@ def test_options_that_are_not_honoured_are_refused_by_name(client: Any, field: s
     assert error["param"] == field and field in error["message"] and "not supported" in error["message"]
 
 
-@pytest.mark.parametrize(("field", "value"), [("tools", [{}]), ("tool_choice", "auto"), ("echo", True)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("functions", [{}]), ("tool_choice", "auto"), ("echo", True), ("verbosity", "low"), ("store", True)],
+)
 def test_chat_options_that_are_not_honoured_are_refused_by_name(client: Any, field: str, value: object) -> None:
     assert refused(client, {**HELLO, field: value}, CHAT)["param"] == field
 
@@ -129,7 +132,7 @@ def test_a_conversation_that_fills_the_context_is_refused(client: Any) -> None:
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
-        ([{**USER, "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        ([{**USER, "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
         ([{**USER, "colour": "red"}], "messages[0].colour"),
     ],
 )

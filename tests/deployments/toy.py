@@ -28,11 +28,11 @@ def toy_codec() -> TextCodec:
     return TextCodec(build(tokenizer_object=piece_tokenizer(PIECES), chat_template=template))
 
 
-def with_toy_app(test: Callable[[Post], Awaitable[None]], **router_limits: Any) -> None:
+def with_toy_app(test: Callable[[Post], Awaitable[None]], prefix_caching: bool = False, **router_limits: Any) -> None:
     """Run `test` with a function that posts to the application; afterwards no sequence may be left anywhere."""
     codec = toy_codec()
     limits = ServingLimits("toy", context_length=256, vocabulary_size=TOY_VOCABULARY, drafter_names=("toy-draft",))
-    target, drafter = ScriptedTarget(), ScriptedDrafter(toy_next)
+    target, drafter = ScriptedTarget(prefix_caching=prefix_caching), ScriptedDrafter(toy_next)
 
     async def body() -> None:
         router = Router(RouterConfig(**router_limits), lambda p: IncrementalDetokenizer(codec.backend, p.tolist()))

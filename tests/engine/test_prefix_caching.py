@@ -243,3 +243,26 @@ def test_a_step_is_as_long_as_what_it_reads_not_as_what_it_finds(load_engine: Lo
         return verifier.verify(VerifyRequest((item,))).read_tokens
 
     assert [read(1, 70), read(2, 70), read(3, 32)] == [70, 6, 0]
+
+
+def test_an_answer_that_starts_a_sequence_says_how_much_of_it_was_cached(load_engine: LoadEngine) -> None:
+    verifier, prompt = Verifier(load_engine()), token_ids(PREFIX)
+
+    def reused(sequence_id: int, chunk: int, salt: str | None = None) -> int:
+        item = VerifyItem(
+            sequence_id,
+            0,
+            0,
+            prompt[:chunk],
+            sample=chunk == 70,
+            sampling=GREEDY,
+            prompt_tokens=70,
+            prompt=prompt,
+            cache_salt=salt,
+        )
+        [answer] = verifier.verify(VerifyRequest((item,))).items
+        return answer.reused_tokens
+
+    assert [reused(1, 70), reused(2, 70), reused(3, 32), reused(4, 70, "other")] == [0, 64, 64, 0]
+    [later] = verifier.verify(VerifyRequest((VerifyItem(2, 1, 70, token_ids([5])),))).items
+    assert later.reused_tokens == 0

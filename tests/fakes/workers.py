@@ -244,7 +244,11 @@ class ScriptedTarget(ScriptedWorker):
         self.check_room()
         verified = (self._verified(item, followed.get(item.sequence_id), epochs_late) for item in items)
         answers = [
-            replace(answer, looked_up=len(item.proposal) if item.proposal is not sent.proposal else 0)
+            replace(
+                answer,
+                looked_up=len(item.proposal) if item.proposal is not sent.proposal else 0,
+                reused_tokens=len(followed[item.sequence_id].cached) if item.sequence_id in followed else 0,
+            )
             for answer, item, sent in zip(verified, items, message.items, strict=True)
         ]
         tokens = sum(len(item.committed) + len(item.proposal) for item in items)

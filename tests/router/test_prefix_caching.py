@@ -115,3 +115,29 @@ def test_the_salt_goes_with_the_first_message_and_scored_prompts_are_not_looked_
     starts = [item for item in items_of(target) if item.first_position == 0]
     assert [(item.cache_salt, item.prompt is None) for item in starts] == [("tenant", False), (None, True)]
     assert {item.cache_salt for item in items_of(target) if item.first_position} == {None}
+
+
+@pytest.mark.parametrize("chunk", [512, 16, 3])
+def test_usage_says_how_much_of_the_prompt_was_cached_when_it_was_first_read(chunk: int) -> None:
+    target, asked = ScriptedTarget(prefix_caching=True), request(33, 20)
+
+    async def test() -> list[int]:
+        async with serving(target, prefill_chunk_tokens=chunk) as router:
+            asks = (asked, asked, replace(asked, logprobs=0, prompt_logprobs=True), request(17, 4))
+            return [(await ask(router, each)).usage.cached_prompt_tokens for each in asks]
+
+    # Whole blocks of 16 tokens, less than the prompt; a prompt that is scored has to be read.
+    assert run(test) == [0, 32, 0, 16]
+
+
+def test_what_is_found_after_a_restart_is_not_counted_as_cached() -> None:
+    target, asked = ScriptedTarget(prefix_caching=True, troubles={3: Trouble.FORGET}), request(33, 20)
+
+    async def test() -> int:
+        async with serving(target, prefill_chunk_tokens=512) as router:
+            answer = await ask(router, asked)
+            assert answer.tokens == plainly(asked)
+            return answer.usage.cached_prompt_tokens
+
+    assert run(test) == 0
+    assert target.prefix_hits > 0

@@ -44,6 +44,8 @@ class Verifier:
                 answered[item.sequence_id] = VerifiedItem(
                     item.sequence_id, item.epoch, cached_tokens=item.first_position
                 )
+            if item.sampling is not None and item.first_position:  # it starts the sequence: the rest was cached
+                answered[item.sequence_id] = replace(answered[item.sequence_id], reused_tokens=item.first_position)
         answers = tuple(
             answered.get(item.sequence_id) or VerifiedItem(item.sequence_id, item.epoch, lost=True)
             for item in request.items

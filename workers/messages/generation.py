@@ -153,7 +153,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationUsage:
-    """What speculation did for one sequence. Draft counts never include corrections or bonus tokens."""
+    """What speculation did for one sequence. Draft counts never include corrections or bonus tokens.
+
+    `cached_prompt_tokens`: how many of the prompt's tokens the target that first read it had cached already.
+    """
 
     verifications: int = 0
     draft_tokens: int = 0
@@ -162,6 +165,7 @@ class SpeculationUsage:
     accepted_per_position: tuple[int, ...] = ()
     drafter: str | None = None
     fallback_rounds: int = 0
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,7 @@ class VerifiedItem:
     `logprobs` and `scored` are the reports that the item asked for, of `token_ids` and of the item's `scored`.
     `cached_tokens` is set where the target holds more of the sequence than it was sent; see `ProposeItem.prompt`.
     `looked_up` counts the drafts that the target proposed itself; see `VerifyItem.lookup_tokens`.
+    `reused_tokens`: where the item started the sequence, how many of its tokens the target had cached already.
     """
 
     sequence_id: int
@@ -228,6 +229,7 @@ class VerifiedItem:
     scored: TokenLogprobs | None = None
     cached_tokens: int | None = None
     looked_up: int = 0
+    reused_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class Sequence:
         self._length = len(request.prompt)
         self._stop = StopChecker(request.stop, lambda: make_detokenizer(request.prompt))
         self._verifications = self._draft_tokens = self._accepted_tokens = self._fallback_rounds = 0
-        self._verified_tokens = 0
+        self._verified_tokens = self._cached_prompt_tokens = 0
         self._accepted_per_position: list[int] = []
 
     @property
@@ -147,6 +147,7 @@ class Sequence:
         Return what there is to tell. A sequence that may have no tokens at all ends when its prompt is read.
         """
         scores = self.prompt_scores.take(self.target.cached_tokens, verified.scored)
+        self._note_reused(verified)
         self.epoch += 1
         self.target.cached_tokens = end if verified.cached_tokens is None else verified.cached_tokens
         if end == self._length and self.remaining_tokens == 0:
@@ -175,6 +176,7 @@ class Sequence:
         with the committed tokens.
         """
         scores = self.prompt_scores.take(self.target.cached_tokens, verified.scored)
+        self._note_reused(verified)
         outcome = self._stop.push(verified.token_ids)
         kept = verified.token_ids[: outcome.kept_tokens]
         self.drafter.cached_tokens = min(self.drafter.cached_tokens, self._length + verified.accepted)
@@ -206,7 +208,13 @@ class Sequence:
             accepted_per_position=tuple(self._accepted_per_position),
             drafter=self.drafter_name,
             fallback_rounds=self._fallback_rounds,
+            cached_prompt_tokens=self._cached_prompt_tokens,
         )
+
+    def _note_reused(self, verified: VerifiedItem) -> None:
+        # Only the first reading counts: after a failover or a preemption, a target finds what was read for the request.
+        if self.epoch == 0:
+            self._cached_prompt_tokens = min(verified.reused_tokens, len(self.request.prompt))
 
     def _count(self, proposal: Proposal, looked_up: int, accepted: int, committed: int) -> None:
         self._verifications += 1
