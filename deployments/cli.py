@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 
+from deployments.bench_command import bench_command
 from deployments.check_pair_command import check_pair_command
+from deployments.complete_command import complete_command
 from deployments.console import console, one_line_errors
+from deployments.hash_key_command import hash_key_command
 from deployments.local_service import local_service
+from deployments.status_command import status_command
 from deployments.verify_command import verify_command
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny-code.yaml"
@@ -18,6 +22,10 @@ DEFAULT_CONFIG = Path(__file__).parent / "tiny-code.yaml"
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 cli.command("verify")(verify_command)
 cli.command("check-pair")(check_pair_command)
+cli.command("bench")(bench_command)
+cli.command("status")(status_command)
+cli.command("complete")(complete_command)
+cli.command("hash-key")(hash_key_command)
 
 
 @cli.callback()

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.access import AccessControl
 from deployments.generation import ChoiceDelta, GenerationService, generate_choices
 from deployments.grammar_check import GrammarCheck
 from deployments.http_errors import EXCEPTION_HANDLERS, BodyTooLargeError, ErrorBoundary
@@ -47,7 +48,7 @@ def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimi
     app = FastAPI(
         title="Leadout",
         openapi_url=None,  # bodies are validated outside of FastAPI, so its description would be hollow
-        middleware=[Middleware(ErrorBoundary)],
+        middleware=[Middleware(ErrorBoundary), Middleware(AccessControl, rules=limits.access)],
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.add_api_route("/v1/completions", endpoints.completions, methods=["POST"], response_model=None)

@@ -39,6 +39,7 @@ def local_service(config_path: Path, port: int | None, host: str | None) -> Iter
 
             file = read_serve_config(config_path)
             config = resolve_models(parse_config(file.arguments))
+            config.ingress.access_rules()  # keys that cannot be read are refused before anything starts
             model = check_deployment(config)
             check_machine_memory(config)
 
