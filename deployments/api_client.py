@@ -10,8 +10,6 @@ import httpx
 
 from workers.errors import LeadoutError
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-API_KEY_VARIABLE = "LEADOUT_API_KEY"
 REQUEST_TIMEOUT = httpx.Timeout(660.0, connect=5.0)
 DATA, DONE = b"data:", b"[DONE]"
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from deployments.console import INTERRUPTED, console, one_line_errors
+from deployments.console import API_KEY_VARIABLE, INTERRUPTED, console, one_line_errors
 
 if TYPE_CHECKING:
     from deployments.endpoint_bench import BenchOptions, Level, Percentiles
@@ -42,7 +42,7 @@ def bench_command(
     model: Annotated[str | None, typer.Option(help="default: the first that the service lists")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="draw it there, as SVG")] = None,
-    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = "LEADOUT_API_KEY",
+    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = API_KEY_VARIABLE,
 ) -> None:
     """Measure a service by its streams: time to first token, time between tokens, throughput, accepted length.
 

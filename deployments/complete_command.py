@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.console import INTERRUPTED, console, one_line_errors
+from deployments.console import API_KEY_VARIABLE, INTERRUPTED, console, one_line_errors
 
 
 def complete_command(
@@ -21,7 +21,7 @@ def complete_command(
     plain: Annotated[bool, typer.Option("--plain", help="without speculation; Leadout's own option")] = False,
     model: Annotated[str | None, typer.Option(help="default: the first that the service lists")] = None,
     output: Annotated[Path | None, typer.Option(help="write the answer there as well")] = None,
-    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = "LEADOUT_API_KEY",
+    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = API_KEY_VARIABLE,
 ) -> None:
     """Stream the answer to PROMPT to standard output, and say on standard error what it took.
 
@@ -65,7 +65,7 @@ async def _stream(url: str, fields: dict[str, Any], model: str | None, variable:
             usage = event.get("usage") or usage
     print(flush=True)
     if usage:
-        console.print(usage_line(usage), style="dim", highlight=False, markup=False)
+        console.print(usage_line(usage), style="dim", highlight=False, soft_wrap=True, markup=False)
     return "".join(pieces)
 
 

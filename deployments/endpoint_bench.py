@@ -203,11 +203,14 @@ async def _ask(client: httpx.AsyncClient, endpoint: str, body: dict[str, Any], c
     began = clock()
     times: list[float] = []
     usage: dict[str, Any] = {}
-    async for event in stream_events(client, endpoint, body):
-        if text_of(event):
-            times.append(clock() - began)
-        usage = event.get("usage") or usage
-    return _sample(tuple(times), clock() - began, usage)
+    try:
+        async for event in stream_events(client, endpoint, body):
+            if text_of(event):
+                times.append(clock() - began)
+            usage = event.get("usage") or usage
+        return _sample(tuple(times), clock() - began, usage)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ServiceError(f"{client.base_url} does not stream as OpenAI's API does") from error
 
 
 def _sample(times: tuple[float, ...], end_s: float, usage: dict[str, Any]) -> Sample:

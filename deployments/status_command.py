@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from deployments.console import INTERRUPTED, one_line_errors
+from deployments.console import API_KEY_VARIABLE, INTERRUPTED, one_line_errors
 
 if TYPE_CHECKING:
     from deployments.service_status import Pace, ServiceStatus
@@ -23,7 +23,7 @@ def status_command(
     url: Annotated[str, typer.Argument(help="the service to ask")] = "http://127.0.0.1:8000",
     watch: Annotated[bool, typer.Option("--watch", help="keep asking, until Ctrl-C")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="seconds between two readings")] = 2.0,
-    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = "LEADOUT_API_KEY",
+    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = API_KEY_VARIABLE,
 ) -> None:
     """Show the workers of a service, its drafters and their acceptance, KV memory, queue and totals.
 

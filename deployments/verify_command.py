@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from deployments.console import INTERRUPTED, console, one_line_errors
+from deployments.console import API_KEY_VARIABLE, INTERRUPTED, console, one_line_errors
 from deployments.local_service import READY_TIMEOUT_S, local_service
 from workers.messages import Verification
 
@@ -47,7 +47,7 @@ def verify_command(
     limit: Annotated[int | None, typer.Option(min=1, help="ask no more prompts than this")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="requests in flight")] = 8,
     verification: Annotated[Verification, typer.Option(help="ratio: at temperature 0 only")] = Verification.COUPLED,
-    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = "LEADOUT_API_KEY",
+    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = API_KEY_VARIABLE,
     output: Annotated[Output, typer.Option(help="json goes to standard output as one object")] = Output.TABLE,
 ) -> None:
     """Ask for every prompt with and without drafts, and compare the answers id by id.

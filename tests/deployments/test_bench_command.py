@@ -154,11 +154,13 @@ def test_broken_streams_and_error_events_are_failures() -> None:
             chat_stream(["a"], []),
             chat_stream(["a"], [json.dumps({"error": {"message": "gone"}})]),
             chat_stream(["a"], ["{"]),
+            chat_stream(["a"], ['{"choices": [1]}', "[DONE]"]),
+            chat_stream(["a"], ['{"usage": {"completion_tokens": "many"}}', "[DONE]"]),
             chat_stream(["a", "b"], ["[DONE]"]),
         ]
     )
-    (level,) = measured(lambda _: next(answers), BenchOptions((1,), requests=4, model="m"))
-    assert (level.requests, level.output_tokens, level.errors) == (1, 2, {"broken": 3})
+    (level,) = measured(lambda _: next(answers), BenchOptions((1,), requests=6, model="m"))
+    assert (level.requests, level.output_tokens, level.errors) == (1, 2, {"broken": 5})
 
 
 def test_a_sweep_without_any_answer_is_no_measurement() -> None:

@@ -1,6 +1,8 @@
 """`leadout status` and `leadout complete` against a service: what they show, and one line for what they cannot."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
@@ -85,6 +87,28 @@ def test_status_uses_the_key_and_says_when_it_is_refused(serving: Serving) -> No
         assert invoke("status", url, LEADOUT_API_KEY="key-a").exit_code == 0
         refused = invoke("status", url)
     assert refused.exit_code == 2 and "401" in refused.stderr
+
+
+def test_status_goes_on_until_it_is_interrupted(serving: Serving) -> None:
+    class Interrupting(ReportingService):
+        readings = 0
+
+        async def status(self, with_worker_stats: bool = False) -> RouterStatus:
+            self.readings += with_worker_stats
+            if self.readings == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            return reading(replace(TOTALS, rounds=10 + self.readings, wall_ms=500.0 + 70 * self.readings))
+
+    service = Interrupting(says(SOME))
+    # Whoever started the tests may have had them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with serving(service) as url:
+            result = invoke("status", url, "--watch", "--every", "0.2")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130, result.output
+    assert service.readings >= 3 and "round 70.0 ms" in result.stdout
 
 
 def test_status_of_nothing_is_one_line() -> None:
