@@ -72,6 +72,7 @@ def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:
         max_body_bytes=config.ingress.max_body_bytes,
         drafter_names=tuple(section.name for section in config.drafters),
         max_draft_tokens=config.speculation.max_draft_tokens,
+        access=config.ingress.access_rules(),
     )
 
 

@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 
+from deployments.bench_command import bench_command
 from deployments.check_pair_command import check_pair_command
-from deployments.console import console, one_line_errors
-from deployments.local_service import local_service
+from deployments.complete_command import complete_command
+from deployments.console import API_KEY_VARIABLE, console, one_line_errors
+from deployments.hash_key_command import hash_key_command
+from deployments.local_service import LocalService, local_service
+from deployments.status_command import status_command
 from deployments.verify_command import verify_command
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny-code.yaml"
@@ -18,6 +22,10 @@ DEFAULT_CONFIG = Path(__file__).parent / "tiny-code.yaml"
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 cli.command("verify")(verify_command)
 cli.command("check-pair")(check_pair_command)
+cli.command("bench")(bench_command)
+cli.command("status")(status_command)
+cli.command("complete")(complete_command)
+cli.command("hash-key")(hash_key_command)
 
 
 @cli.callback()
@@ -34,7 +42,7 @@ def serve_command(
     """Serve the models of CONFIG on this machine until Ctrl-C."""
     began = time.monotonic()
     with one_line_errors(), local_service(config, port, host) as service:
-        _print_welcome(service.url, service.model, time.monotonic() - began)
+        _print_welcome(service, time.monotonic() - began)
         _wait_for_interrupt()
 
 
@@ -45,10 +53,12 @@ def _wait_for_interrupt() -> None:
     console.print("Stopping …")
 
 
-def _print_welcome(url: str, model: str, seconds: float) -> None:
+def _print_welcome(service: LocalService, seconds: float) -> None:
+    url, model = service.url, service.model
     console.print(f"[bold green]Ready[/] after {seconds:.0f} s: {url}  (Ctrl-C stops everything)\n", highlight=False)
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if service.asks_for_key else ""
     request = (
-        f"curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' \\\n"
         f'  -d \'{{"model": "{model}", "prompt": "def read_file(path):\\n", "max_tokens": 48, "temperature": 0}}\''
     )
     # Printed as is: nothing may wrap or colour what people will copy.

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deployments.access import AccessRules
+from deployments.api_keys import read_keys
 from workers.drafters.registry import DrafterKind, DrafterSpec
 from workers.emulated.timing import DrafterTiming, TargetTiming
 from workers.engine.config import EngineConfig
@@ -169,6 +171,15 @@ class IngressSection(_Section):
     replicas: int = Field(1, ge=1)
     request_timeout_s: float = Field(600.0, gt=0)
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    body_timeout_s: float = Field(30.0, gt=0, description="a body that takes longer to arrive is refused")
+    api_keys_file: str | None = Field(None, min_length=1, description="file with digests of the keys that are let in")
+    api_keys_env: str | None = Field(None, min_length=1, description="environment variable with the same lines")
+    max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in progress, per ingress process")
+
+    def access_rules(self) -> AccessRules:
+        """Return who is let in; reads the keys. ConfigurationError if they cannot be read."""
+        keys = read_keys(self.api_keys_file, self.api_keys_env)
+        return AccessRules(keys, self.max_concurrent_per_key, self.body_timeout_s)
 
 
 class LeadoutConfig(_Section):

@@ -11,6 +11,7 @@ from workers.errors import LeadoutError
 
 REFUSED = 2
 INTERRUPTED = 130
+API_KEY_VARIABLE = "LEADOUT_API_KEY"
 
 console = Console(stderr=True)
 

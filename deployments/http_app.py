@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.access import AccessControl
 from deployments.detokenize_endpoint import DetokenizeEndpoint
 from deployments.generation import ChoiceDelta, GenerationService, generate_choices
 from deployments.grammar_check import GrammarCheck
@@ -49,7 +50,7 @@ def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimi
     app = FastAPI(
         title="Leadout",
         openapi_url=None,  # bodies are validated outside of FastAPI: its own description would be hollow
-        middleware=[Middleware(ErrorBoundary)],
+        middleware=[Middleware(ErrorBoundary), Middleware(AccessControl, rules=limits.access)],
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.add_api_route("/v1/completions", endpoints.completions, methods=["POST"], response_model=None)

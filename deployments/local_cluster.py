@@ -115,15 +115,16 @@ def wait_until_ready(url: str, timeout_s: float) -> None:
     raise ConfigurationError(f"{url}/ready did not answer within {timeout_s:g} s")
 
 
-def wait_for_drafters(url: str, drafters: int, timeout_s: float) -> None:
+def wait_for_drafters(url: str, drafters: int, timeout_s: float, api_key: str | None = None) -> None:
     """Poll /status until that many drafters are registered. Raises ConfigurationError when they do not come in time.
 
     A service is ready before: it answers without drafters.
     """
     deadline = time.monotonic() + timeout_s
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError, KeyError):
-            workers = httpx.get(f"{url}/status", timeout=10.0).json()["workers"]
+            workers = httpx.get(f"{url}/status", headers=headers, timeout=10.0).json()["workers"]
             if sum(worker["registration"]["role"] == "draft" for worker in workers) >= drafters:
                 return
         time.sleep(READY_POLL_S)

@@ -13,11 +13,15 @@ READY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """A service that answers at `url`; `drafters` is how many draft workers it is to have."""
+    """A service that answers at `url`; `drafters` is how many draft workers it is to have.
+
+    With `asks_for_key` it answers only who has an API key.
+    """
 
     url: str
     model: str
     drafters: int
+    asks_for_key: bool = False
 
 
 @contextlib.contextmanager
@@ -39,6 +43,7 @@ def local_service(config_path: Path, port: int | None, host: str | None) -> Iter
 
             file = read_serve_config(config_path)
             config = resolve_models(parse_config(file.arguments))
+            asks_for_key = bool(config.ingress.access_rules().keys)
             model = check_deployment(config)
             check_machine_memory(config)
 
@@ -54,7 +59,8 @@ def local_service(config_path: Path, port: int | None, host: str | None) -> Iter
             deploy(wire(config, model, start_attempts=1), address, listen_port, file.route_prefix)
             url = f"http://{address}:{listen_port}{file.route_prefix.rstrip('/')}"
             wait_until_ready(url, READY_TIMEOUT_S)
-        yield LocalService(url, config.target.served_name, sum(drafter.replicas for drafter in config.drafters))
+        drafters = sum(drafter.replicas for drafter in config.drafters)
+        yield LocalService(url, config.target.served_name, drafters, asks_for_key)
 
 
 def _raise_interrupt(_signal: int, _frame: object) -> None:

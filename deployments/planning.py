@@ -1,9 +1,10 @@
 """From a validated request to the sequences that the router generates: tokens, budgets and the deployment's limits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from deployments.access import AccessRules
 from deployments.grammar_check import GrammarCheck
 from deployments.openai_fields import Prompt
 from deployments.openai_schema import (
@@ -41,6 +42,7 @@ class ServingLimits:
     max_body_bytes: int = 4 * 2**20
     drafter_names: tuple[str, ...] = ()
     max_draft_tokens: int = MAX_DRAFT_TOKENS
+    access: AccessRules = field(default_factory=AccessRules)
 
     def check_model(self, name: str | None) -> None:
         """ModelNotFoundError unless `name` is the served model; None is whichever that is."""

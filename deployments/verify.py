@@ -130,7 +130,9 @@ def plan_cases(prompts: Sequence[FilePrompt], options: VerifyOptions) -> list[Ca
     return sorted(cases, key=lambda case: case.temperature)
 
 
-async def verify(url: str, cases: Sequence[Case], concurrency: int, answered: Callable[[], None]) -> list[Comparison]:
+async def verify(
+    url: str, cases: Sequence[Case], concurrency: int, answered: Callable[[], None], api_key: str | None = None
+) -> list[Comparison]:
     """Ask every case twice, temperature by temperature, first all with drafts and then all without.
 
     `answered` is called after each answer. Raises VerifyError when the service cannot be reached, refuses a request
@@ -139,7 +141,8 @@ async def verify(url: str, cases: Sequence[Case], concurrency: int, answered: Ca
     comparisons = []
     try:
         # A proxy that the environment names is for the world outside.
-        client = httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT, trust_env=False)
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        client = httpx.AsyncClient(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT, trust_env=False)
     except httpx.InvalidURL as error:
         raise VerifyError(f"{url} is not a URL: {error}") from error
     async with client:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from deployments.console import INTERRUPTED, console, one_line_errors
+from deployments.console import API_KEY_VARIABLE, INTERRUPTED, console, one_line_errors
 from deployments.local_service import READY_TIMEOUT_S, local_service
 from workers.messages import Verification
 
@@ -47,6 +47,7 @@ def verify_command(
     limit: Annotated[int | None, typer.Option(min=1, help="ask no more prompts than this")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="requests in flight")] = 8,
     verification: Annotated[Verification, typer.Option(help="ratio: at temperature 0 only")] = Verification.COUPLED,
+    api_key_env: Annotated[str, typer.Option(help="environment variable with the API key")] = API_KEY_VARIABLE,
     output: Annotated[Output, typer.Option(help="json goes to standard output as one object")] = Output.TABLE,
 ) -> None:
     """Ask for every prompt with and without drafts, and compare the answers id by id.
@@ -54,6 +55,7 @@ def verify_command(
     Exit status: 0 all equal, 1 some differ, 2 could not compare.
     """
     with one_line_errors(), _interrupted_is_not_different():
+        from deployments.api_client import api_key_from
         from deployments.prompt_file import read_prompts
         from deployments.verify import VerifyError, VerifyOptions, plan_cases, verify
 
@@ -64,13 +66,14 @@ def verify_command(
         )
         options = VerifyOptions(chosen, max_tokens, seed, verification, concurrency)
         cases = plan_cases(read_prompts(prompts, limit), options)
-        with _service(url, config) as address, _progress(2 * len(cases)) as answered:
-            comparisons = asyncio.run(verify(address, cases, options.concurrency, answered))
+        api_key = api_key_from(api_key_env)
+        with _service(url, config, api_key) as address, _progress(2 * len(cases)) as answered:
+            comparisons = asyncio.run(verify(address, cases, options.concurrency, answered, api_key))
     raise typer.Exit(0 if _print(comparisons, output) else DIFFERENT)
 
 
 @contextlib.contextmanager
-def _service(url: str | None, config: Path | None) -> Iterator[str]:
+def _service(url: str | None, config: Path | None, api_key: str | None) -> Iterator[str]:
     """The service to ask; one of its own listens on a free port, so that it is in nobody's way."""
     if config is None:
         yield url or DEFAULT_URL
@@ -78,7 +81,7 @@ def _service(url: str | None, config: Path | None) -> Iterator[str]:
     from deployments.local_cluster import free_port, wait_for_drafters
 
     with local_service(config, free_port(), "127.0.0.1") as service:
-        wait_for_drafters(service.url, service.drafters, READY_TIMEOUT_S)
+        wait_for_drafters(service.url, service.drafters, READY_TIMEOUT_S, api_key)
         yield service.url
 
 

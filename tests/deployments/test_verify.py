@@ -3,15 +3,19 @@
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from deployments.access import AccessRules
+from deployments.api_keys import ApiKey, digest_of
 from deployments.cli import cli
 from deployments.prompt_file import CHAT, COMPLETIONS, FilePrompt, PromptFileError, read_prompts
 from deployments.verify import Answer, Case, Pass, VerifyError, VerifyOptions, compare, plan_cases, verdict
+from tests.deployments.helpers import LIMITS
 from tests.fakes import ScriptedService, in_blocks
 from workers.decoding.comparison import Difference
 from workers.messages import GenerationRequest, SpeculationUsage, TokenChunk, Verification, token_ids
@@ -75,6 +79,15 @@ def test_different_answers_are_named_by_line_place_and_both_ids(serving: Serving
     assert result.exit_code == 1, result.output
     line = "DIFFERENT: 1 of 6 answers; first prompts.txt:3 (temperature 0.8, seed 1, choice 0) at token 7: "
     assert line + "id 99 with drafts, id 77 without" in result.stdout
+
+
+def test_the_key_comes_from_the_environment(serving: Serving, three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = replace(LIMITS, access=AccessRules((ApiKey("a", digest_of("key-a")),)))
+    with serving(answering(lambda request: IDS), limits) as url:
+        refused = invoke(three, "--url", url)
+        monkeypatch.setenv("LEADOUT_API_KEY", "key-a")
+        assert invoke(three, "--url", url).exit_code == 0
+    assert refused.exit_code == 2 and "401" in refused.stderr
 
 
 def test_for_machines_the_result_is_one_json_object(serving: Serving, three: Path) -> None:
