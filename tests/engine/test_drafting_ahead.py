@@ -36,7 +36,7 @@ from workers.messages import (
 
 LoadEngine = Callable[..., Engine]
 GREEDY = SamplingParams(temperature=0)
-K, BRANCHES, TOKENS = 3, 5, 45
+K, BRANCHES, TOKENS = 3, 5, 24
 
 
 @pytest.fixture(scope="module")
