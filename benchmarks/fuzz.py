@@ -1,6 +1,6 @@
 """Requests made from the served description, against the whole application in one process with tiny real models.
 
-`make bench BENCH=fuzz` sends 5,000 of them (about five minutes), `QUICK=1` 300. Each is allowed by the description or,
+`make bench BENCH=fuzz` sends 5,000 of them (under ten minutes), `QUICK=1` 300. Each is allowed by the description or,
 as often, is not. No answer may be a server error other than those that docs/api.md lists, every error has OpenAI's
 shape, and afterwards the service lives and all KV is free. Exits with 1 otherwise.
 """

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.chat_template import Conversation
@@ -20,22 +20,22 @@ class TextPart(StrictModel):
     text: str
 
 
+def parse_arguments(value: object) -> dict[str, Any]:
+    """Accept the text of a JSON object; none at all counts as an empty one."""
+    try:
+        arguments = json.loads(value or "{}") if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise PydanticCustomError("invalid_value", "must be the text of a JSON object")
+    return arguments
+
+
 class CalledFunction(StrictModel):
-    """A function that the assistant called; its arguments are the text of a JSON object."""
+    """A function that the assistant called."""
 
     name: str
-    arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_a_json_object(cls, value: str) -> str:
-        try:
-            arguments = json.loads(value or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise PydanticCustomError("invalid_value", "must be the text of a JSON object")
-        return value
+    arguments: Annotated[dict[str, Any], PlainValidator(parse_arguments, json_schema_input_type=str)]
 
 
 class ToolCall(StrictModel):
@@ -47,8 +47,7 @@ class ToolCall(StrictModel):
 
     def for_template(self) -> dict[str, Any]:
         """Return the call as chat templates expect it: the arguments as an object, as in vLLM."""
-        arguments = json.loads(self.function.arguments or "{}")
-        called = {"type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+        called = {"type": self.type, "function": {"name": self.function.name, "arguments": self.function.arguments}}
         return called if self.id is None else {"id": self.id, **called}
 
 

@@ -8,6 +8,9 @@ from starlette.requests import Request
 from deployments.http_errors import BodyTooLargeError
 from workers.errors import InvalidRequestError
 
+# All that reads a body after the parser must have stack left for it, templates and grammars included.
+MAX_DEPTH = 128
+
 
 async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]:
     """Return the body. BodyTooLargeError or InvalidRequestError."""
@@ -36,12 +39,34 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
         value = json.loads(body, parse_constant=_refuse_constant)
         if b"\\ud" in body.lower():  # an escape may be half of a surrogate pair, which no encoding can express
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequestError(f"The body is not valid JSON: {reason}.") from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("The body must be a JSON object.")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _nests_beyond(value, MAX_DEPTH):
+        raise _too_deep()
     return value
+
+
+def _nests_beyond(value: object, depth: int) -> bool:
+    """Whether lists and objects stand within each other more than `depth` deep."""
+    level = [value]
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep() -> InvalidRequestError:
+    return InvalidRequestError(f"The body is not valid JSON: it nests too deeply; {MAX_DEPTH} levels are allowed.")
 
 
 def _refuse_constant(name: str) -> float:

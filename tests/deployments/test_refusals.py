@@ -233,3 +233,20 @@ def test_an_unexpected_error_is_a_plain_500(client_of: Clients) -> None:
         response = client_of(ScriptedService(script)).post(COMPLETIONS, json={"prompt": "a", "stream": stream})
         assert error_of(response, 500)["code"] == "internal_error" and "secret" not in response.text
         assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("field", ["tools", "chat_template_kwargs", "guided_json", "metadata", "nonsense", "store"])
+def test_bodies_that_nest_too_deeply_are_refused_at_any_depth(client: Any, field: str) -> None:
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "' + field.encode() + b'": %s}'
+    for depth in (127, 128, 200, 300, *range(700, 1000, 7), 5_000):
+        error_of(client.post(CHAT, content=body % (b'{"a":' * depth + b"1" + b"}" * depth)))
+    assert alive(client)
+
+
+def test_arguments_of_calls_that_nest_deeply_are_never_a_server_error(client_of: Clients, service: Any) -> None:
+    knows_calls = "{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
+    client = client_of(service, codec=TextCodec(byte_tokenizer(knows_calls)))
+    for depth in (2, 100, 400, *range(700, 1000, 3), 5_000):
+        call = {"function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+        response = client.post(CHAT, json={"messages": [{"role": "assistant", "tool_calls": [call]}]})
+        assert response.status_code == (200 if depth == 2 else 400), response.text

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from workers.router.smoothed import Smoothed
 from workers.router.step_times import StepTimeFit
 
-MOST_BRANCHES = 4
+MOST_BRANCHES = 8
 """Per sequence: more outcomes hardly ever come to pass."""
 TOLERANCE = 1.15
 """By so much longer than the verification drafting ahead may take: a hit then still saves nearly all of it."""
@@ -13,7 +13,7 @@ SHARED_SLOWDOWN = 1.15
 """By so much a drafter slows down a target that it shares a device with, at least."""
 LEAST_STEPS = 4
 """So many verifications beside drafting ahead are seen before it is judged."""
-REST_EVERY, TRY_EVERY = 12, 64
+REST_EVERY, TRY_EVERY = 24, 64
 """Where it pays, one round in so many does without it, so that it can be compared; where not, one tries it."""
 
 
