@@ -364,7 +364,8 @@ class ScriptedDrafter(ScriptedWorker):
         held.tokens += item.drafts.tolist()
         self.check_room()
         branches = []
-        for accepted in range(len(item.drafts), -1, -1)[: item.branches]:
+        # That its very first draft is wrong it never considers.
+        for accepted in range(len(item.drafts), min(1, len(item.drafts)) - 1, -1)[: item.branches]:
             tokens = held.tokens[: base + accepted]
             tokens.append(toy_next(tokens, held.sampling))
             drafts = [tokens[-1]]
