@@ -18,14 +18,14 @@ def test_generated_requests_get_sound_answers_or_openais_errors() -> None:
     statuses: Counter[Any] = Counter()
 
     @given(fuzzed_requests())
-    @settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     def try_one(request: FuzzedRequest) -> None:
         response = send(client, request)
         statuses[response.status_code] += 1
         check(request, response)
 
     try_one()
-    assert min(statuses[200], statuses[400]) > 60
+    assert min(statuses[200], statuses[400]) > 30
     assert client.get("/health").status_code == 200
 
 
