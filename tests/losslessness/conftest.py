@@ -22,12 +22,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def drafting_ahead_always() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def drafting_ahead_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters as large as their target never have the time to draft ahead; here they take it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.router.ahead.TOLERANCE", 1e9)
-        yield
+    monkeypatch.setattr("workers.router.ahead.TOLERANCE", 1e9)
+    monkeypatch.setattr("workers.router.ahead.AheadJudge.pays", lambda judge, *times_ms: True)
 
 
 @pytest.fixture(scope="session")
