@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import ROOT, Row, report
-from deployments.in_process import InProcessLink, registration
+from deployments.in_process import registration
 from deployments.text import TextCodec
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter
+from workers.emulated.thread_link import ThreadLink
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
@@ -65,8 +66,9 @@ async def run_trials(target: Engine, drafter: Engine, codec: TextCodec, prefix_t
     """Return the trials, after one that warms everything up and is not counted."""
     config = RouterConfig(propose_deadline_s=3600.0, verify_deadline_s=3600.0)
     router = Router(config, lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()))
-    await router.register(registration(WorkerRole.TARGET, target), InProcessLink(Verifier(target)))
-    await router.register(registration(WorkerRole.DRAFT, drafter), InProcessLink(ModelDrafter(drafter)))
+    links = ThreadLink(Verifier(target)), ThreadLink(ModelDrafter(drafter))
+    for role, engine, link in zip((WorkerRole.TARGET, WorkerRole.DRAFT), (target, drafter), links, strict=True):
+        await router.register(registration(role, engine), link)
     random = np.random.default_rng(0)
     done = []
     for _ in range(trials + 1):
@@ -76,6 +78,8 @@ async def run_trials(target: Engine, drafter: Engine, codec: TextCodec, prefix_t
         )
         done.append(Trial(*[await first_token_ms(router, np.concatenate([prefix, suffix])) for suffix in suffixes]))
     await router.close()
+    for link in links:
+        await asyncio.to_thread(link.close)
     return done[1:]
 
 
