@@ -14,6 +14,10 @@ CONCURRENCY = 16
 MAX_TOKENS = 64
 
 
+# Four tokens in every round, whether that pays or not: as many verifications of drafts as there can be.
+ALWAYS_DRAFTED = {"draft_length_policy": "fixed", "max_draft_tokens": 4, "bench_drafters": False, "draft_ahead": False}
+
+
 def ask(service: Service, prompts: list[str], sampling: str, speculation: bool) -> LoadResult:
     """Complete every prompt."""
     bodies = [completion_body(prompt, SAMPLINGS[sampling], speculation, MAX_TOKENS) for prompt in prompts]
@@ -32,7 +36,7 @@ def main() -> None:
     prompts = held_out_prompts(40 if parser.parse_args().quick else 200)
     rows = []
     drafted: dict[str, LoadResult] = {}
-    with running_service(tiny_pair_config()) as service:
+    with running_service(tiny_pair_config(speculation=ALWAYS_DRAFTED)) as service:
         for sampling in SAMPLINGS:
             drafted[sampling] = ask(service, prompts, sampling, speculation=True)
             plain = ask(service, prompts, sampling, speculation=False)
@@ -41,7 +45,7 @@ def main() -> None:
                 Row(f"{case}: speculation on and off differ", differing(drafted[sampling], plain), "answers", 0)
             )
             rows.append(Row(f"{case}: accepted length", drafted[sampling].accepted_length, "tokens", bound=5.0))
-    with running_service(tiny_pair_config(target={"tensor_parallel_size": 2})) as two_ranks:
+    with running_service(tiny_pair_config(target={"tensor_parallel_size": 2}, speculation=ALWAYS_DRAFTED)) as two_ranks:
         for sampling in SAMPLINGS:
             split = ask(two_ranks, prompts, sampling, speculation=True)
             case = f"{sampling}, {len(prompts)} prompts"
