@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--drafter", type=Path, default=TINY / "draft")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--max-context-tokens", type=int, help="for models whose context does not fit the pool")
     parser.add_argument("--prefix-tokens", type=int, default=1000)
     options = parser.parse_args()
     rows = []
@@ -99,7 +100,15 @@ def main() -> None:
     for caching in (True, False):
         target, drafter = (
             Engine.load(
-                EngineConfig(str(folder), options.dtype, "cpu", 0.5, threads=options.threads, prefix_caching=caching)
+                EngineConfig(
+                    str(folder),
+                    options.dtype,
+                    "cpu",
+                    0.5,
+                    threads=options.threads,
+                    prefix_caching=caching,
+                    max_context_tokens=options.max_context_tokens,
+                )
             )
             for folder in (options.target, options.drafter)
         )
