@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from statistics import median
 import yaml
 
 from benchmarks.harness import ROOT, Row, report
-from deployments.config import LeadoutConfig, parse_config
+from deployments.config import LeadoutConfig, WorkerSection, parse_config
 from deployments.in_process import registration
 from deployments.preflight import resolve_models
 from deployments.text import TextCodec
@@ -26,6 +26,7 @@ from models.corpus import held_out_prompts
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter
 from workers.emulated.thread_link import ThreadLink
+from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
 from workers.messages import (
@@ -82,11 +83,15 @@ class Arrival:
 
 
 def load_pair(config: LeadoutConfig) -> Pair:
-    """Load target and first drafter."""
+    """Load target and first drafter. Prefixes are not cached: both kinds of arrival read the same prompts."""
     codec = TextCodec.load(config.target.model)
-    drafter = Engine.load(config.drafters[0].engine_config()) if config.drafters else None
+    drafter = Engine.load(_without_cache(config.drafters[0])) if config.drafters else None
     text = [token for prompt in held_out_prompts(380) for token in codec.encode(prompt).tolist()]
-    return Pair(Engine.load(config.target.engine_config()), drafter, codec, token_ids(text))
+    return Pair(Engine.load(_without_cache(config.target)), drafter, codec, token_ids(text))
+
+
+def _without_cache(section: WorkerSection) -> EngineConfig:
+    return replace(section.engine_config(), prefix_caching=False)
 
 
 @contextlib.asynccontextmanager
