@@ -2,7 +2,7 @@
 PYTHON ?= python3
 CONFIG ?= deployments/tiny-code.yaml
 BENCH ?= pair
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
