@@ -287,17 +287,16 @@ class Lane:
                 self._roster.observe_lookup(traffic_class, verified.looked_up, verified.accepted)
 
     def _judge_drafter(
-        self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal, break_even: float | None
+        self, plan: PlannedSequence, verified: VerifiedItem, proposal: Proposal, break_even: float
     ) -> None:
         if not len(proposal) or plan.drafter_id is None:
             return
-        break_even = break_even if self._config.bench_drafters else None
         benched = self._roster.observe_verification(
             plan.drafter_id,
             plan.sequence.request.traffic_class,
             proposal_depth(proposal),
             verified.accepted,
-            break_even,
+            break_even if self._config.bench_drafters else None,
         )
         if benched:
             self._events.drafter_benched(plan.drafter_id)

@@ -40,28 +40,33 @@ def fit_line(points: Sequence[tuple[float, float]]) -> StepTimeFit | None:
 
 @dataclass(slots=True)
 class StepTimes:
-    """The last few steps of each size. Sizes are powers of two, so that many small steps do not displace the large."""
+    """The last few steps of each size. Sizes are powers of two, so that many small steps do not displace the large.
+
+    Fits are asked for many times between two steps and made once.
+    """
 
     _sizes: dict[int, deque[tuple[int, float]]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=SAMPLES_PER_SIZE))
     )
+    _fit: StepTimeFit | None = None
+    _is_fitted: bool = False
 
     def observe(self, tokens: int, ms: float) -> None:
         """Note that a step of `tokens` tokens took `ms` milliseconds."""
         self._sizes[tokens.bit_length()].append((tokens, ms))
+        self._is_fitted = False
 
     def fit(self) -> StepTimeFit | None:
         """Return the line through the median step of each size; None before two sizes were seen."""
-        return fit_line(
-            [
-                (median(tokens for tokens, _ in steps), median(ms for _, ms in steps))
-                for _, steps in sorted(self._sizes.items())
-            ]
-        )
+        return self.fit_or_flat() if len(self._sizes) > 1 else None
 
     def fit_or_flat(self) -> StepTimeFit | None:
         """Return the line, or a flat one through the only size that was seen; None before any was."""
-        if len(self._sizes) == 1:
-            [steps] = self._sizes.values()
-            return StepTimeFit(median(ms for _, ms in steps), 0.0)
-        return self.fit()
+        if not self._is_fitted:
+            points = [
+                (median(tokens for tokens, _ in steps), median(ms for _, ms in steps))
+                for _, steps in sorted(self._sizes.items())
+            ]
+            self._fit = StepTimeFit(points[0][1], 0.0) if len(points) == 1 else fit_line(points)
+            self._is_fitted = True
+        return self._fit
