@@ -12,10 +12,10 @@ from benchmarks.harness import Row
 from benchmarks.router_scale import overhead_rows
 from benchmarks.router_service import LANGUAGE, ServiceLayout, no_detokenizer, registration
 from deployments.local_cluster import local_ray
+from workers.answering import answer
 from workers.emulated.drafter import SyntheticDrafter
 from workers.emulated.stretched import EmulatedDrafter, EmulatedTarget
 from workers.emulated.target import SyntheticTarget
-from workers.emulated.thread_link import answer
 from workers.links import LinkKind
 from workers.links.opening import WorkerLinks
 from workers.links.zmq_server import ZmqServer

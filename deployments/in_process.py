@@ -5,20 +5,16 @@ import os
 from collections.abc import Sequence
 
 from deployments.text import TextCodec
+from workers.answering import answer
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
 from workers.errors import LeadoutError
 from workers.messages import (
-    DraftAheadRequest,
     GenerationFailed,
     GenerationRequest,
-    ProposeRequest,
-    ReleaseRequest,
     SpeculationUsage,
-    StatsRequest,
-    VerifyRequest,
     WorkerRegistration,
     WorkerRequest,
     WorkerResponse,
@@ -37,20 +33,7 @@ class InProcessLink:
     async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
         """Answer as the worker actors do."""
         await asyncio.sleep(0)
-        match message:
-            case ProposeRequest() if isinstance(self._worker, ModelDrafter):
-                return self._worker.propose(message)
-            case DraftAheadRequest() if isinstance(self._worker, ModelDrafter):
-                return self._worker.draft_ahead(message)
-            case VerifyRequest() if isinstance(self._worker, Verifier):
-                return self._worker.verify(message)
-            case ReleaseRequest(sequence_ids):
-                self._worker.release(sequence_ids)
-                return None
-            case StatsRequest():
-                return self._worker.stats()
-            case _:
-                raise TypeError(f"{type(self._worker).__name__} does not answer {type(message).__name__}")
+        return answer(self._worker, message)
 
 
 def registration(role: WorkerRole, engine: Engine, name: str = "tiny") -> WorkerRegistration:
@@ -75,7 +58,7 @@ async def answer_all(
     await router.register(registration(WorkerRole.TARGET, target, "target"), InProcessLink(Verifier(target)))
     await router.register(registration(WorkerRole.DRAFT, drafter, "drafter"), InProcessLink(ModelDrafter(drafter)))
 
-    async def answer(request: GenerationRequest) -> SpeculationUsage:
+    async def generate(request: GenerationRequest) -> SpeculationUsage:
         async for event in router.generate(request):
             if isinstance(event, GenerationFailed):
                 raise LeadoutError(event.message)
@@ -84,6 +67,6 @@ async def answer_all(
         raise LeadoutError("a generation ended without usage")
 
     try:
-        return list(await asyncio.gather(*map(answer, requests)))
+        return list(await asyncio.gather(*map(generate, requests)))
     finally:
         await router.close()

@@ -6,16 +6,13 @@ from typing import Any
 
 import ray
 
+from workers.answering import answer
 from workers.drafters.base import Drafter
 from workers.drafters.registry import DrafterSpec, build_drafter
 from workers.links.zmq_server import ZmqServer
 from workers.log_lines import show_worker_log
 from workers.messages import (
-    DraftAheadRequest,
     LinkAddress,
-    ProposeRequest,
-    ReleaseRequest,
-    StatsRequest,
     WorkerRegistration,
     WorkerRequest,
     WorkerResponse,
@@ -52,24 +49,10 @@ class DraftWorker:
 
     def handle(self, message: WorkerRequest) -> WorkerResponse | None:
         """Answer one message of the link protocol, whichever link brings it."""
-        with self._one_at_a_time:
-            return self._answer(message)
-
-    def _answer(self, message: WorkerRequest) -> WorkerResponse | None:
         if self._drafter is None:
             raise RuntimeError("the drafter is not loaded")
-        match message:
-            case ProposeRequest():
-                return self._drafter.propose(message)
-            case DraftAheadRequest():
-                return self._drafter.draft_ahead(message)
-            case ReleaseRequest(sequence_ids):
-                self._drafter.release(sequence_ids)
-                return None
-            case StatsRequest():
-                return self._drafter.stats()
-            case _:
-                raise TypeError(f"a draft worker does not answer {type(message).__name__}")
+        with self._one_at_a_time:
+            return answer(self._drafter, message)
 
     @ray.method(concurrency_group="control")
     def open_link(self, router_public_key: bytes) -> LinkAddress:

@@ -7,14 +7,12 @@ from typing import Any
 
 import ray
 
+from workers.answering import answer
 from workers.engine.config import EngineConfig
 from workers.links.zmq_server import ZmqServer
 from workers.log_lines import show_worker_log
 from workers.messages import (
     LinkAddress,
-    ReleaseRequest,
-    StatsRequest,
-    VerifyRequest,
     WorkerRegistration,
     WorkerRequest,
     WorkerResponse,
@@ -73,19 +71,7 @@ class TargetWorker:
     def handle(self, message: WorkerRequest) -> WorkerResponse | None:
         """Answer one message of the link protocol, whichever link brings it (rank 0 only)."""
         with self._one_at_a_time:
-            return self._answer(message)
-
-    def _answer(self, message: WorkerRequest) -> WorkerResponse | None:
-        match message:
-            case VerifyRequest():
-                return self._verifier.verify(message)
-            case ReleaseRequest(sequence_ids):
-                self._verifier.release(sequence_ids)
-                return None
-            case StatsRequest():
-                return self._verifier.stats()
-            case _:
-                raise TypeError(f"a target worker does not answer {type(message).__name__}")
+            return answer(self._verifier, message)
 
     @ray.method(concurrency_group="control")
     def open_link(self, router_public_key: bytes) -> LinkAddress:

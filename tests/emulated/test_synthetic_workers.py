@@ -185,7 +185,7 @@ def test_drafting_ahead_reads_commits_and_drafts_and_loses_what_is_unknown() -> 
 
 
 def test_workers_answer_the_messages_that_are_theirs() -> None:
-    from workers.emulated.thread_link import answer
+    from workers.answering import answer
 
     worker = target()
     verify(worker, 0, PROMPT)

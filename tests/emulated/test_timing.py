@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tests.emulated.workers import PROMPT, SAMPLING, drafter, target
+from workers.answering import answer
 from workers.emulated.stretched import EmulatedDrafter, EmulatedTarget, stretched_drafter, stretched_target
 from workers.emulated.timing import DrafterTiming, EmulatedDevice, TargetTiming, sleep_until
 from workers.messages import (
@@ -108,5 +109,5 @@ def test_a_drafter_that_cannot_draft_ahead_says_so_when_asked() -> None:
     class Plain:
         """A drafter without draft_ahead."""
 
-    with pytest.raises(TypeError, match="Plain does not draft ahead"):
-        EmulatedDrafter(Plain(), STEADY).draft_ahead(DraftAheadRequest(()))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Plain does not answer DraftAheadRequest"):
+        answer(Plain(), DraftAheadRequest(()))  # type: ignore[arg-type]

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
+from workers.answering import Target
 from workers.drafters.base import Drafter, DrafterLimits
 from workers.emulated.timing import DrafterTiming, EmulatedDevice, EmulatedUsage, TargetTiming
 from workers.messages import (
@@ -16,31 +16,6 @@ from workers.messages import (
     VerifyResponse,
     WorkerStats,
 )
-
-
-class Target(Protocol):
-    """What verifies: `workers.engine.verifier.Verifier` and its like."""
-
-    def verify(self, request: VerifyRequest) -> VerifyResponse:
-        """Run one step; answers come in the order of the items."""
-        ...
-
-    def release(self, sequence_ids: Iterable[int] | None) -> None:
-        """Forget these sequences (None: all) and free their KV blocks; unknown ids are ignored."""
-        ...
-
-    def stats(self) -> WorkerStats:
-        """Return the current KV accounting."""
-        ...
-
-
-@runtime_checkable
-class DraftsAhead(Protocol):
-    """A drafter that can draft while the target verifies."""
-
-    def draft_ahead(self, request: DraftAheadRequest) -> DraftAheadResponse:
-        """Read each item's commits and drafts, then draft behind the likeliest outcomes of their verification."""
-        ...
 
 
 class EmulatedTarget:
@@ -105,9 +80,7 @@ class EmulatedDrafter:
         return replace(response, compute_ms=took_ms)
 
     def draft_ahead(self, request: DraftAheadRequest) -> DraftAheadResponse:
-        """See `DraftsAhead.draft_ahead`. Raises TypeError if the drafter within cannot."""
-        if not isinstance(self._inner, DraftsAhead):
-            raise TypeError(f"{type(self._inner).__name__} does not draft ahead")
+        """See `Drafter.draft_ahead`."""
         began_s = time.perf_counter()
         response = self._inner.draft_ahead(request)
         drafts = sum(len(branch.proposal) for answer in response.items for branch in answer.branches)

@@ -5,39 +5,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from workers.emulated.stretched import DraftsAhead, Target
+from workers.answering import Target, answer
 from workers.emulated.timing import sleep_until
 from workers.errors import DeadlineExceededError, LinkClosedError, LinkError
-from workers.messages import (
-    DraftAheadRequest,
-    ProposeRequest,
-    ReleaseRequest,
-    StatsRequest,
-    VerifyRequest,
-    WorkerRequest,
-    WorkerResponse,
-)
+from workers.messages import WorkerRequest, WorkerResponse
 
 if TYPE_CHECKING:
     from workers.drafters.base import Drafter
-
-
-def answer(worker: "Target | Drafter", message: WorkerRequest) -> WorkerResponse | None:
-    """Answer a message as the worker actors do. Raises TypeError for one that the worker does not answer."""
-    match message:
-        case VerifyRequest() if hasattr(worker, "verify"):
-            return worker.verify(message)
-        case ProposeRequest() if hasattr(worker, "propose"):
-            return worker.propose(message)
-        case DraftAheadRequest() if isinstance(worker, DraftsAhead):
-            return worker.draft_ahead(message)
-        case ReleaseRequest(sequence_ids):
-            worker.release(sequence_ids)
-            return None
-        case StatsRequest():
-            return worker.stats()
-        case _:
-            raise TypeError(f"{type(worker).__name__} does not answer {type(message).__name__}")
 
 
 class ThreadLink:
