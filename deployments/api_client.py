@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ def api_key_from(variable: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def open_client(url: str, api_key: str | None = None) -> httpx.AsyncClient:
-    """Return a client of the service at `url`, with or without /v1 at its end. ServiceError if that is no URL."""
+    """Return a client of the service at `url`, with or without /v1 at its end. ServiceError if that cannot be."""
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     base = url.rstrip("/").removesuffix("/v1")
@@ -40,8 +40,10 @@ def open_client(url: str, api_key: str | None = None) -> httpx.AsyncClient:
         client = httpx.AsyncClient(
             base_url=base, headers=headers, timeout=REQUEST_TIMEOUT, limits=unlimited, trust_env=False
         )
-    except (httpx.InvalidURL, UnicodeEncodeError) as error:
-        raise ServiceError(f"{url} or the API key cannot be used: {error}") from error
+    except httpx.InvalidURL as error:
+        raise ServiceError(f"{url} is not a URL: {error}") from error
+    except UnicodeEncodeError as error:
+        raise ServiceError("the API key cannot be sent: it has characters that a header cannot hold") from error
     if client.base_url.scheme not in ("http", "https"):
         raise ServiceError(f"{url} is not a URL: it must begin with http:// or https://")
     return client
@@ -49,17 +51,26 @@ def open_client(url: str, api_key: str | None = None) -> httpx.AsyncClient:
 
 async def get_json(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     """Return the object at `path`. ServiceError if there is none."""
+    return await _json(client, path, client.get(path))
+
+
+async def post_json(client: httpx.AsyncClient, path: str, body: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return the answer to `body`. ServiceError if there is none; a refusal names `what` was refused."""
+    return await _json(client, what, client.post(path, json=body))
+
+
+async def _json(client: httpx.AsyncClient, what: str, asking: Awaitable[httpx.Response]) -> dict[str, Any]:
     try:
-        response = await client.get(path)
+        response = await asking
         if response.status_code != httpx.codes.OK:
-            raise _refusal(path, response)
+            raise _refusal(what, response)
         answer = response.json()
     except httpx.HTTPError as error:
         raise _unreachable(client, error) from error
     except ValueError as error:
-        raise ServiceError(f"{client.base_url} does not answer {path} with JSON") from error
+        raise ServiceError(f"{client.base_url} does not answer {what} with JSON") from error
     if not isinstance(answer, dict):
-        raise ServiceError(f"{client.base_url} does not answer {path} with an object")
+        raise ServiceError(f"{client.base_url} does not answer {what} with an object")
     return answer
 
 
@@ -133,12 +144,12 @@ def _event(data: bytes) -> dict[str, Any]:
     return event
 
 
-def _refusal(path: str, response: httpx.Response) -> ServiceError:
+def _refusal(what: str, response: httpx.Response) -> ServiceError:
     try:
         reason = _message(response.json(), response.reason_phrase)
     except ValueError:
         reason = response.reason_phrase
-    return ServiceError(f"{path} was refused with {response.status_code}: {reason}", response.status_code)
+    return ServiceError(f"{what} was refused with {response.status_code}: {reason}", response.status_code)
 
 
 def _message(answer: Any, fallback: str) -> str:

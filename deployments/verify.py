@@ -9,12 +9,11 @@ from typing import Any
 
 import httpx
 
+from deployments.api_client import open_client, post_json
 from deployments.prompt_file import FilePrompt
 from workers.decoding.comparison import Difference, first_difference
 from workers.errors import LeadoutError
 from workers.messages import Verification
-
-REQUEST_TIMEOUT = httpx.Timeout(660.0, connect=5.0)
 
 
 class VerifyError(LeadoutError):
@@ -135,17 +134,11 @@ async def verify(
 ) -> list[Comparison]:
     """Ask every case twice, temperature by temperature, first all with drafts and then all without.
 
-    `answered` is called after each answer. Raises VerifyError when the service cannot be reached, refuses a request
-    or does not draft.
+    `answered` is called after each answer. Raises ServiceError when the service cannot be reached or refuses a request,
+    and VerifyError when it does not draft.
     """
     comparisons = []
-    try:
-        # A proxy that the environment names is for the world outside.
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        client = httpx.AsyncClient(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT, trust_env=False)
-    except httpx.InvalidURL as error:
-        raise VerifyError(f"{url} is not a URL: {error}") from error
-    async with client:
+    async with open_client(url, api_key) as client:
         for temperature in sorted({case.temperature for case in cases}):
             group = [case for case in cases if case.temperature == temperature]
             drafted = await _ask_all(client, group, True, concurrency, answered)
@@ -228,17 +221,10 @@ async def _ask_all(
 
 
 async def _ask(client: httpx.AsyncClient, case: Case, drafted: bool) -> Answer:
+    answer = await post_json(client, case.endpoint, case.request(drafted), what=case.where)
     try:
-        response = await client.post(case.endpoint, json=case.request(drafted))
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise VerifyError(f"no service answers at {client.base_url}") from error
-    except httpx.HTTPError as error:
-        raise VerifyError(f"{client.base_url}: {str(error) or type(error).__name__}") from error
-    if response.status_code != httpx.codes.OK:
-        raise VerifyError(f"{case.where} was refused with {response.status_code}: {_error_message(response)}")
-    try:
-        return parse_answer(response.json())
-    except (ValueError, KeyError, TypeError) as error:
+        return parse_answer(answer)
+    except (KeyError, TypeError) as error:
         raise VerifyError(f"{client.base_url} answers without token ids or usage; is it Leadout?") from error
 
 
@@ -250,10 +236,3 @@ def parse_answer(answer: dict[str, Any]) -> Answer:
         speculation["verifications"],
         speculation["draft_tokens"],
     )
-
-
-def _error_message(response: httpx.Response) -> str:
-    try:
-        return " ".join(str(response.json()["error"]["message"]).split())
-    except (ValueError, KeyError, TypeError):
-        return response.reason_phrase
