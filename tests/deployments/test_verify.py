@@ -150,7 +150,10 @@ def test_what_cannot_be_asked_is_one_line_with_its_place(
 def test_a_service_that_is_not_there_or_a_file_that_is_not_is_one_line(three: Path, tmp_path: Path) -> None:
     result = invoke(three, "--url", "http://127.0.0.1:9")
     assert (result.exit_code, result.stderr.strip()) == (2, "leadout: no service answers at http://127.0.0.1:9")
-    for url, named in (("http://127.0.0.1:port", "is not a URL"), ("localhost:9", "localhost:9 is not a URL: it must begin with http")):
+    for url, named in (
+        ("http://127.0.0.1:port", "is not a URL"),
+        ("localhost:9", "localhost:9 is not a URL: it must begin with http"),
+    ):
         result = invoke(three, "--url", url)
         assert result.exit_code == 2 and named in result.stderr
     result = invoke(tmp_path / "nowhere.txt")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,6 @@ from workers.router.draft_length import (
     DraftLengthPolicy,
     LaneView,
     draft_length_policy,
-    policy_names,
 )
 from workers.router.goodput import RoundTimes
 from workers.router.step_times import StepTimeFit
@@ -59,7 +59,7 @@ def candidates_of() -> st.SearchStrategy[list[DraftCandidate]]:
     return st.lists(one, max_size=8, unique_by=lambda each: each.sequence_id)
 
 
-@pytest.mark.parametrize("name", policy_names())
+@pytest.mark.parametrize("name", get_args(DraftLengthName))
 @given(rounds=st.lists(st.tuples(candidates_of(), st.sampled_from([VIEW, UNKNOWN])), min_size=1, max_size=40))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_every_policy_answers_for_all_candidates_and_keeps_to_their_limits(

@@ -92,14 +92,6 @@ def test_the_number_of_classes_is_bounded_and_the_stalest_is_forgotten() -> None
     assert not sure(choice, "two")
 
 
-def test_a_drafter_that_was_forgotten_is_tried_as_if_it_were_new() -> None:
-    choice = DrafterChoice()
-    teach(choice, "code")
-    for name in NAMES:
-        choice.forget(name)
-    assert not sure(choice, "code")
-
-
 def test_rounds_without_drafts_are_no_evidence() -> None:
     choice, untouched = DrafterChoice(seed=1), DrafterChoice(seed=1)
     for _ in range(1000):

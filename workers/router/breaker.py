@@ -44,9 +44,9 @@ class CircuitBreaker:
     """Decides whether one drafter is used. Times are seconds of one monotonic clock.
 
     It opens when the acceptance rate of recent verifications is under break-even for sure (the upper end of Wilson's
-    interval), or at once when the drafter fails. After a pause, `probes` of its rounds are let through: if these break
-    even it closes, else it opens for twice as long. Where all probes are used up and their outcome never comes, as many
-    are granted again after the same pause.
+    interval). After a pause, `probes` of its rounds are let through: if these break even it closes, else it opens for
+    twice as long. Where all probes are used up and their outcome never comes, as many are granted again after the same
+    pause.
     """
 
     def __init__(
@@ -103,11 +103,6 @@ class CircuitBreaker:
             if self._verifications >= self._probes:
                 self._decide(self._accepted / self._judged >= needed, now_s)
         elif self._verifications >= LEAST_VERIFICATIONS and self._most_likely() < needed:
-            self._open(now_s)
-
-    def failed(self, now_s: float) -> None:
-        """Note that the drafter did not answer: it is left out at once."""
-        if self._state is not BreakerState.OPEN:
             self._open(now_s)
 
     def _decide(self, pays: bool, now_s: float) -> None:

@@ -78,11 +78,6 @@ class DrafterChoice:
         evidence.accepted += accepted
         evidence.rejected += trials - accepted
 
-    def forget(self, name: str) -> None:
-        """Drop all that is known of a drafter that left for good."""
-        for known in self._classes.values():
-            known.by_name.pop(name, None)
-
     def _known(self, traffic_class: str) -> _TrafficClass:
         """What is known of the class; the class not used for longest makes room for a new one."""
         known = self._classes.setdefault(traffic_class, _TrafficClass())

@@ -5,7 +5,6 @@ from workers.router.draft_length.registry import (
     DraftLengthName,
     DraftLengthOptions,
     draft_length_policy,
-    policy_names,
 )
 
 __all__ = [
@@ -16,5 +15,4 @@ __all__ = [
     "DraftPlan",
     "LaneView",
     "draft_length_policy",
-    "policy_names",
 ]

@@ -37,11 +37,6 @@ _BUILDERS: dict[DraftLengthName, Callable[[DraftLengthOptions], DraftLengthPolic
 }
 
 
-def policy_names() -> tuple[DraftLengthName, ...]:
-    """Return the names of all policies."""
-    return tuple(_BUILDERS)
-
-
 def draft_length_policy(
     name: DraftLengthName = "goodput", options: DraftLengthOptions | None = None
 ) -> DraftLengthPolicy:
