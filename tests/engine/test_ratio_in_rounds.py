@@ -22,7 +22,7 @@ def by_ratio(asked: GenerationRequest) -> GenerationRequest:
 
 
 @pytest.mark.parametrize("name", ["no options", *EACH])
-def test_greedy_ids_do_not_depend_on_drafts_and_sampled_ones_are_repeatable(
+def test_greedy_ids_do_not_depend_on_drafts_and_own_weights_are_always_accepted(
     load_engine: LoadEngine, drafters: dict[str, Path], name: str
 ) -> None:
     options, target = EACH.get(name, Options()), load_engine()
@@ -35,9 +35,6 @@ def test_greedy_ids_do_not_depend_on_drafts_and_sampled_ones_are_repeatable(
             config = replace(RATIO_BY_DEFAULT, max_draft_tokens=draft_tokens)
             drafted, stats = run_all(target, engine, greedy + sampled, config)
             assert ids_of(drafted[:4]) == ids_of(plain), (drafter, draft_tokens)
-            if (drafter, draft_tokens) == ("noisy", 4):
-                again, _ = run_all(target, engine, greedy + sampled, config)
-                assert ids_of(again) == ids_of(drafted)
             assert all(entry.free_blocks == entry.total_blocks for entry in stats)
             usages = [outcome.usage for outcome in drafted]
             if drafter == "own weights" and not options.end_token_ids:

@@ -15,7 +15,7 @@ from tests.router.helpers import (
     serving,
     until,
 )
-from workers.messages import GenerationRequest, ProposeRequest, SamplingParams
+from workers.messages import GenerationRequest, ProposeRequest, SamplingParams, VerifyRequest
 from workers.router.breaker import CircuitBreaker
 from workers.router.router import Router
 
@@ -138,3 +138,25 @@ def test_a_benched_drafter_that_has_become_good_is_found_out() -> None:
             assert (await ask(router, request(max_tokens=40))).usage.accepted_tokens > 20
 
     run(test)
+
+
+def test_targets_do_not_share_drafters_while_there_are_enough() -> None:
+    async def test() -> None:
+        targets = [ScriptedTarget(worker_id=f"target-{index}", delay_s=0.001) for index in range(2)]
+        drafters = [ScriptedDrafter(worker_id=f"draft-{index}") for index in range(4)]
+        # Long prompts leave less room at the drafter that read them; that alone must not decide.
+        asked = [request(3 if number % 2 else 80, max_tokens=16, number=number) for number in range(8)]
+        async with serving(*targets, *drafters) as router:
+            answers = await ask_all(router, asked)
+        assert [answer.tokens for answer in answers] == list(map(plainly, asked))
+        served = [sequences_of(target, VerifyRequest) for target in targets]
+        drafted = [sequences_of(drafter, ProposeRequest) for drafter in drafters]
+        assert all(served)
+        assert all(drafted)
+        assert all(any(sequences <= of_target for of_target in served) for sequences in drafted)
+
+    run(test)
+
+
+def sequences_of(worker: ScriptedTarget | ScriptedDrafter, kind: type) -> set[int]:
+    return {item.sequence_id for message in worker.messages if isinstance(message, kind) for item in message.items}  # type: ignore[attr-defined]

@@ -117,19 +117,22 @@ class Placement:
         for lane in lanes:
             ledger = lane.target.ledger
             if ledger.could_hold(most) and ledger.admit(sequence.sequence_id, sequence.length, most):
-                self.assign_drafter(running)
+                self.assign_drafter(running, lane)
                 sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
                 running.leave_queue()
                 lane.join(running)
                 return True
         return False
 
-    def assign_drafter(self, running: RunningSequence) -> None:
-        """Give the sequence the drafter that does best for such traffic, of those it accepts; none is not an error."""
+    def assign_drafter(self, running: RunningSequence, lane: Lane | None = None) -> None:
+        """Give the sequence the drafter that does best for such traffic, of those it accepts; none is not an error.
+
+        `lane` is the target that it is about to join; by default the one it is on.
+        """
         sequence = running.sequence
         if not running.wants_drafts or sequence.drafter.worker_id is not None:
             return
-        for drafter in self._candidates(sequence):
+        for drafter in self._candidates(sequence, lane or self._lane_of(sequence)):
             if self._admit_at(drafter, sequence):
                 self._assign(sequence, drafter)
                 return
@@ -138,7 +141,7 @@ class Placement:
         """Move the sequence to another drafter that is of use and has room; otherwise it keeps the one it has."""
         sequence = running.sequence
         current = self._drafters.get(sequence.drafter.worker_id or "")
-        for drafter in self._candidates(sequence):
+        for drafter in self._candidates(sequence, self._lane_of(sequence)):
             usable = drafter is not current and self._drafters.is_usable(drafter.worker_id)
             if usable and self._admit_at(drafter, sequence):
                 if current is not None:
@@ -146,8 +149,13 @@ class Placement:
                 self._assign(sequence, drafter)
                 return
 
-    def _candidates(self, sequence: Sequence) -> list[Peer]:
-        """The drafters that the request accepts, best first: of the chosen kind, in use, with most room."""
+    def _candidates(self, sequence: Sequence, lane: Lane | None) -> list[Peer]:
+        """The drafters that the request accepts, best first.
+
+        That is: of the chosen kind, in use, working least for other targets, with most room. Targets that share a
+        drafter wait for each other's drafts, and it cannot draft ahead for any of them.
+        """
+        own = lane.running.keys() if lane else frozenset[int]()
         wanted = sequence.request.speculation.drafter
         accepted = [peer for peer in self._drafters.values() if wanted in (None, peer.registration.name)]
         usable = {peer.registration.name for peer in accepted if self._drafters.is_usable(peer.worker_id)}
@@ -157,6 +165,7 @@ class Placement:
             key=lambda peer: (
                 peer.registration.name != chosen,
                 not self._drafters.is_usable(peer.worker_id),
+                len(peer.ledger.reserved.keys() - own),
                 -peer.ledger.free_blocks,
             ),
         )
@@ -205,8 +214,11 @@ class Placement:
             self.waiting.remove(running)
         self._leave_workers(running.sequence)
 
+    def _lane_of(self, sequence: Sequence) -> Lane | None:
+        return self._lanes.get(sequence.target.worker_id or "")
+
     def _leave_workers(self, sequence: Sequence) -> None:
-        if lane := self._lanes.get(sequence.target.worker_id or ""):
+        if lane := self._lane_of(sequence):
             lane.leave(sequence.sequence_id)
             lane.target.release(sequence.sequence_id)
         if drafter := self._drafters.get(sequence.drafter.worker_id or ""):
