@@ -12,6 +12,7 @@ from tests.engine.tiny_models import TinyModel
 from tests.engine.whole_rounds import InProcessLink, noisy_copy, registration, request, run_all
 from tests.fakes import byte_tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
+from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
 from workers.errors import LinkClosedError
@@ -20,6 +21,8 @@ from workers.messages import (
     GenerationFailed,
     GenerationRequest,
     LogitRules,
+    ProposeItem,
+    ProposeRequest,
     SamplingParams,
     TokenChunk,
     VerifyItem,
@@ -94,6 +97,29 @@ def test_a_drafter_that_finds_a_prompt_drafts_as_well_as_one_that_read_it(load_e
         outcomes, stats = run_all(target, drafter, [request(PREFIX, SAMPLINGS[1], 40)], RouterConfig())
         assert outcomes[0].usage.accepted_tokens == outcomes[0].usage.draft_tokens > 0
     assert stats[1].prefix_cache_hits == 2 * 64
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_what_a_drafter_only_read_is_found_by_the_next_prompt_if_it_is_sound(
+    load_engine: LoadEngine, poisoned: bool
+) -> None:
+    engine = load_engine()
+    if poisoned:
+        with torch.no_grad():
+            engine._loaded.model.get_input_embeddings().weight[PREFIX[40]] = torch.nan  # type: ignore[operator]
+    drafter = ModelDrafter(engine)
+    read_only, drafted = (
+        ProposeItem(number, 0, 0, token_ids(PREFIX), draft_tokens, GREEDY, len(PREFIX), prompt=token_ids(PREFIX))
+        for number, draft_tokens in ((1, 0), (2, 3))
+    )
+    drafter.propose(ProposeRequest((read_only,)))
+    drafter.release([1])
+    # One message reads for one sequence and drafts for another; the rows of the one are not the other's.
+    again, proposed = drafter.propose(ProposeRequest((replace(read_only, sequence_id=3), drafted))).items
+    assert drafter.stats().prefix_cache_hits == (0 if poisoned else 2 * 64)
+    assert len(again.proposal) == 0
+    [alone] = ModelDrafter(load_engine()).propose(ProposeRequest((drafted,))).items
+    assert poisoned or proposed.proposal.token_ids.tolist() == alone.proposal.token_ids.tolist()
 
 
 def test_answers_are_found_by_prompts_that_continue_them(load_engine: LoadEngine) -> None:

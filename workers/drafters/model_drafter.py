@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import torch
+
 from workers.drafters.base import DrafterLimits
 from workers.drafters.catching_up import Reading, plan_reading, unread_part
 from workers.drafters.chains import Chain, coupled_guesses, extend_chains
@@ -157,13 +159,17 @@ class ModelDrafter:
     def _draft(self, items: list[ProposeItem]) -> dict[int, Chain]:
         """Return each sequence's chain. The last token of a chain is drawn but not read, so its KV is not there."""
         chains = {item.sequence_id: Chain(item) for item in items}
+        with_row = [item for item in items if item.draft_tokens > 0 or self._fills_a_block(item)]
+        asked = {item.sequence_id for item in with_row}
         inputs = [
-            StepInput(item.sequence_id, item.first_position, item.committed, logit_rows=min(1, item.draft_tokens))
+            StepInput(item.sequence_id, item.first_position, item.committed, logit_rows=int(item.sequence_id in asked))
             for item in items
         ]
         drafting = [chain for chain in chains.values() if chain.item.draft_tokens > 0]
         while inputs:
             logits = self._followed.read(inputs)
+            if len(logits) > len(drafting):
+                logits = self._share_reads(with_row, logits)
             if not drafting:
                 break
             runs = [self._followed.run(chain.item.sequence_id, chain.next_position, positions=1) for chain in drafting]
@@ -174,6 +180,24 @@ class ModelDrafter:
                 for chain in drafting
             ]
         return chains
+
+    def _fills_a_block(self, item: ProposeItem) -> bool:
+        return self._engine.prefix_caching and len(item.committed) >= self._engine.block_tokens
+
+    def _share_reads(self, items: list[ProposeItem], logits: torch.Tensor) -> torch.Tensor:
+        """Let later sequences begin with what was only read, if it is sound; return the rows to draft from.
+
+        The row behind the last token that was read tells, as it builds on all of them. `logits` [items, vocabulary].
+        """
+        only_read = [index for index, item in enumerate(items) if item.draft_tokens == 0]
+        sound = torch.isfinite(logits[only_read]).all(dim=1).tolist()
+        for index, is_sound in zip(only_read, sound, strict=True):
+            item = items[index]
+            if is_sound:
+                self._followed.publish(item.sequence_id, item.first_position + len(item.committed))
+            else:
+                self._followed.withdraw(item.sequence_id)
+        return logits[[index for index, item in enumerate(items) if item.draft_tokens > 0]]
 
     def _share(self, chain: Chain) -> None:
         """Let later sequences begin with what was read of the commits, unless nothing could be drawn behind them."""
