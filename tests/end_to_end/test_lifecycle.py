@@ -1,9 +1,7 @@
 """Processes, cancellation, failure and clean ends of a real service."""
 
 import asyncio
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -195,45 +193,6 @@ def refused_start(path: Path) -> "subprocess.CompletedProcess[str]":
     assert outcome.returncode == 2
     assert "Traceback" not in outcome.stderr
     return outcome
-
-
-REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "an unknown key": (lambda args: args.update(spectulation={}), "spectulation"),
-    "an unknown nested key": (lambda args: args["target"].update(tensor_paralel=2), "target.tensor_paralel"),
-    "an impossible value": (lambda args: args["speculation"].update(max_draft_tokens=-1), "max_draft_tokens"),
-    "a missing model": (lambda args: args["target"].update(model="models/nowhere"), "models/nowhere"),
-    "ranks that do not divide the heads": (lambda args: args["target"].update(tensor_parallel_size=3), "3"),
-    "a drafter with another tokenizer": (
-        lambda args: args["drafters"][0].update(model="OTHER_TOKENIZER"),
-        "different tokenizers",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED.keys())
-def test_a_bad_configuration_is_refused_in_one_line(
-    change: tuple[Callable[[dict[str, Any]], None], str], tmp_path: Path
-) -> None:
-    alter, named = change
-    config = tiny_pair_config()
-    alter(config["applications"][0]["args"])
-    path = tmp_path / "serve.yaml"
-    path.write_text(yaml.safe_dump(config).replace("OTHER_TOKENIZER", str(permuted_drafter(tmp_path))))
-    outcome = refused_start(path)
-    (complaint,) = [line for line in outcome.stderr.splitlines() if line.startswith("leadout: ")]
-    assert named in complaint
-
-
-def permuted_drafter(folder: Path) -> Path:
-    """The drafter's files with two token ids exchanged: as many tokens, other meanings."""
-    copy = folder / "permuted"
-    shutil.copytree(ROOT / "models" / "tiny-code" / "draft", copy)
-    tokenizer = json.loads((copy / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    first, second = list(vocabulary)[300:302]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return copy
 
 
 def test_a_taken_port_is_refused_in_one_line(service: Service) -> None:

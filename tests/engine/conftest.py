@@ -1,6 +1,6 @@
 """Fixtures of the engine's tests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,6 @@ import torch
 from tests.engine.tiny_models import FAMILIES, TinyModel, save_model
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from deployments.text import TextCodec
@@ -12,14 +11,6 @@ from tests.in_process import InProcessService, application, load, save_byte_llam
 from workers.router.config import RouterConfig
 
 MAX_DRAFT_TOKENS = 8
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
