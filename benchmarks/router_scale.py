@@ -1,7 +1,9 @@
 """What rounds cost beside the devices, and how many of them one router can run."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.harness import Row
@@ -16,9 +18,9 @@ from benchmarks.router_service import (
 from benchmarks.router_speed import SYNCHRONOUS, UNIT, one_drafter
 from benchmarks.router_windows import Load, measure, one_class
 from workers.emulated.language import AcceptanceProfile
-from workers.messages import RoundTotals
 from workers.router.config import RouterConfig
 from workers.router.router import Router
+from workers.router.totals import RoundClock, TotalsCounter
 
 DRAFT_TOKENS = 4
 
@@ -50,6 +52,7 @@ async def overhead(quick: bool) -> list[Row]:
 
 
 async def overhead_rows(kind: str, serve: Any, quick: bool) -> list[Row]:
+    """The median round's time in which no device computed, and where it goes."""
     config = router_config(**SYNCHRONOUS, max_draft_tokens=DRAFT_TOKENS)
     rows = []
     for streams in (1, 8):
@@ -57,17 +60,56 @@ async def overhead_rows(kind: str, serve: Any, quick: bool) -> list[Row]:
         async with serve(one_drafter(0.8), config) as router:
             # The first round of a process pays for much that later ones find done.
             await ask_all(router, [traffic(1_000, 8)], 1)
-            before = (await router.status()).totals
-            await ask_all(router, requests, streams)
-            after = (await router.status()).totals
-        rows.append(Row(f"overhead: {kind}, {streams} streams, k = {DRAFT_TOKENS}", _beside(before, after), "ms/round"))
+            with recorded_rounds() as rounds:
+                await ask_all(router, requests, streams)
+        case = f"overhead: {kind}, {streams} streams, k = {DRAFT_TOKENS}"
+        rows.append(Row(case, median(each.total_ms for each in rounds), "ms/round, median"))
+        rows += [
+            Row(f"{case}: {part}", median(getattr(each, f"{name}_ms") for each in rounds), "ms/round, median")
+            for part, name in (("router", "router"), ("link to drafter", "drafter"), ("link to target", "target"))
+        ]
+        rows.append(Row(f"{case}: mean", mean(each.total_ms for each in rounds), "ms/round, mean"))
     return rows
 
 
-def _beside(before: RoundTotals, after: RoundTotals) -> float:
-    """Milliseconds per round in which no device computed."""
-    computed_ms = after.draft_compute_ms + after.verify_compute_ms - before.draft_compute_ms - before.verify_compute_ms
-    return (after.wall_ms - before.wall_ms - computed_ms) / (after.rounds - before.rounds)
+@dataclass(frozen=True, slots=True)
+class RoundOverhead:
+    """Milliseconds of one round in which no device computed: in the router, and on the way to each worker and back."""
+
+    router_ms: float
+    drafter_ms: float
+    target_ms: float
+
+    @classmethod
+    def of(cls, clock: RoundClock) -> "RoundOverhead":
+        """Of a synchronous round that is over."""
+        return cls(
+            clock.wall_ms() - clock.draft_wait_ms - clock.verify_wait_ms,
+            clock.draft_wait_ms - clock.draft_compute_ms,
+            clock.verify_wait_ms - clock.verify_compute_ms,
+        )
+
+    @property
+    def total_ms(self) -> float:
+        """All of it."""
+        return self.router_ms + self.drafter_ms + self.target_ms
+
+
+@contextlib.contextmanager
+def recorded_rounds() -> Iterator[list[RoundOverhead]]:
+    """Collect the overhead of every round that ends meanwhile."""
+    rounds: list[RoundOverhead] = []
+    count = TotalsCounter.add_round
+
+    def record(counter: TotalsCounter, clock: RoundClock) -> None:
+        rounds.append(RoundOverhead.of(clock))
+        count(counter, clock)
+
+    TotalsCounter.add_round = record  # type: ignore[method-assign]
+    try:
+        yield rounds
+    finally:
+        TotalsCounter.add_round = count  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager
