@@ -105,7 +105,7 @@ def recorded_rounds() -> Iterator[list[RoundOverhead]]:
         rounds.append(RoundOverhead.of(clock))
         count(counter, clock)
 
-    TotalsCounter.add_round = record  # type: ignore[method-assign]
+    TotalsCounter.add_round = record  # type: ignore[method-assign,assignment]
     try:
         yield rounds
     finally:

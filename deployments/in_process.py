@@ -62,7 +62,7 @@ async def answer_all(
         async for event in router.generate(request):
             if isinstance(event, GenerationFailed):
                 raise LeadoutError(event.message)
-            if event.usage is not None:
+            if event.finish_reason is not None and event.usage is not None:
                 return event.usage
         raise LeadoutError("a generation ended without usage")
 

@@ -8,13 +8,14 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.http_app import ServingLimits, create_app
+from deployments.resuming import ResumingService
 from deployments.text import TextCodec
-from workers.errors import UnavailableError
-from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, RouterStatus
+from workers.errors import RouterLostError, UnavailableError
+from workers.messages import GenerationEvent, GenerationRequest, RouterStatus
 
 
 class RouterClient:
-    """The generation service behind a Serve handle. A router that cannot be reached is a 503, never a hang."""
+    """The generation service behind a Serve handle. A router that is not there is a RouterLostError, never a hang."""
 
     def __init__(self, router: DeploymentHandle) -> None:
         self._router = router
@@ -27,7 +28,7 @@ class RouterClient:
             async for event in response:
                 yield event
         except (RayError, RayServeException) as error:
-            yield GenerationFailed(503, "service_unavailable", f"the router is not available: {type(error).__name__}")
+            raise RouterLostError(f"the router is not available: {type(error).__name__}") from error
         finally:
             response.cancel()
 
@@ -49,7 +50,7 @@ class Ingress:
     def __init__(
         self, model: str, limits: ServingLimits, router: DeploymentHandle, pools: list[DeploymentHandle]
     ) -> None:
-        self._app = create_app(RouterClient(router), TextCodec.load(model), limits)
+        self._app = create_app(ResumingService(RouterClient(router)), TextCodec.load(model), limits)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

@@ -121,7 +121,8 @@ class VisibleText:
         visible, self._held_back = text[:allowed], text[allowed:]
         self._shown_characters += len(visible)
         entries = self._visible_entries(chunk, shown_ids, texts, tail)
-        return TextDelta(visible, chunk.token_ids, chunk.finish_reason, chunk.usage, entries)
+        usage = chunk.usage if chunk.finish_reason is not None else None
+        return TextDelta(visible, chunk.token_ids, chunk.finish_reason, usage, entries)
 
     def _visible_entries(
         self, chunk: TokenChunk, shown_ids: list[int], texts: list[str], tail: str

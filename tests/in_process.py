@@ -1,11 +1,13 @@
 """The whole application in one process, with real tiny models and without Ray: router, workers and HTTP."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import LlamaConfig
 
+from deployments.generation import GenerationService
 from deployments.http_app import ServingLimits, create_app
 from deployments.in_process import InProcessLink, registration
 from deployments.text import TextCodec
@@ -17,7 +19,8 @@ from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
-from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRole
+from workers.errors import RouterLostError
+from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRegistration, WorkerRole
 from workers.router.config import RouterConfig
 from workers.router.router import Router
 
@@ -62,8 +65,9 @@ class InProcessService:
 
     def __init__(self, target: Engine, drafters: Mapping[str, Engine], codec: TextCodec, config: RouterConfig) -> None:
         self.target, self.drafters = target, drafters
-        self.router = Router(config, lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()))
-        self._started = False
+        self._codec, self._config = codec, config
+        self.router = self._new_router()
+        self._links: list[tuple[WorkerRegistration, InProcessLink]] = []
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """See `GenerationService.generate`."""
@@ -76,19 +80,66 @@ class InProcessService:
         await self._start()
         return await self.router.status(with_worker_stats)
 
+    def _new_router(self) -> Router:
+        return Router(self._config, lambda prompt: IncrementalDetokenizer(self._codec.backend, prompt.tolist()))
+
     async def _start(self) -> None:
-        if self._started:
+        if self._links:
             return
-        self._started = True
-        target = InProcessLink(Verifier(self.target))
-        await self.router.register(registration(WorkerRole.TARGET, self.target), target)
+        self._links.append((registration(WorkerRole.TARGET, self.target), InProcessLink(Verifier(self.target))))
         for name, engine in self.drafters.items():
             link = InProcessLink(ModelDrafter(engine))
-            await self.router.register(registration(WorkerRole.DRAFT, engine, name), link)
+            self._links.append((registration(WorkerRole.DRAFT, engine, name), link))
+        await self._register_all()
+
+    async def _register_all(self) -> None:
+        for worker, link in self._links:
+            await self.router.register(worker, link)
 
 
-def application(service: InProcessService, codec: TextCodec, max_draft_tokens: int = 8) -> Any:
-    """Return the HTTP application over `service`."""
+class MortalService(InProcessService):
+    """Loses its router after every `life` events, as if its process were killed; a new one finds the same workers."""
+
+    life = 0
+    losses = 0
+    _events = 0
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """See `GenerationService.generate`. RouterLostError when the router is lost."""
+        await self._start()
+        router = self.router
+        events = router.generate(request)
+        while True:
+            waiting = asyncio.ensure_future(anext(events, None))
+            while not waiting.done() and router is self.router:
+                await asyncio.wait([waiting], timeout=0.005)
+            if router is not self.router:
+                waiting.cancel()
+                raise RouterLostError("the router was killed")
+            event = waiting.result()
+            if event is None:
+                return
+            self._events += 1
+            yield event
+            if self.life and self._events % self.life == 0 and router is self.router:
+                await self._lose_router()
+
+    async def _lose_router(self) -> None:
+        # A process that is killed tells nobody: neither its clients nor its workers.
+        for task in self.router._lane_tasks.values():
+            task.cancel()
+        self.losses += 1
+        self.router = self._new_router()
+        await self._register_all()
+
+
+def application(
+    service: InProcessService,
+    codec: TextCodec,
+    max_draft_tokens: int = 8,
+    around: Callable[[GenerationService], GenerationService] | None = None,
+) -> Any:
+    """Return the HTTP application over `service`, or over what `around` makes of it."""
     limits = ServingLimits(
         served_model_name="tiny",
         context_length=service.target.context_length,
@@ -96,4 +147,4 @@ def application(service: InProcessService, codec: TextCodec, max_draft_tokens: i
         drafter_names=tuple(service.drafters),
         max_draft_tokens=max_draft_tokens,
     )
-    return create_app(service, codec, limits)
+    return create_app(around(service) if around else service, codec, limits)

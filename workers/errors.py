@@ -77,3 +77,7 @@ class UnavailableError(RequestError):
 
     status = 503
     code = "service_unavailable"
+
+
+class RouterLostError(UnavailableError):
+    """The router that owned a sequence is gone; another one may go on with it."""

@@ -40,11 +40,16 @@ def make_service(model_folder: Path, codec: TextCodec) -> Callable[..., InProces
     `max_context_tokens` and `kv_cache_gib` are the target's.
     """
 
-    def make(*drafters: str, max_context_tokens: int | None = None, kv_cache_gib: float = 0.01) -> InProcessService:
+    def make(
+        *drafters: str,
+        max_context_tokens: int | None = None,
+        kv_cache_gib: float = 0.01,
+        kind: type[InProcessService] = InProcessService,
+    ) -> InProcessService:
         target = load(model_folder, max_context_tokens=max_context_tokens, kv_cache_gib=kv_cache_gib)
         engines = {name: load(model_folder / name) for name in drafters}
         config = RouterConfig(MAX_DRAFT_TOKENS, draft_ahead=True, max_cohorts=2, fallback="prompt_lookup")
-        return InProcessService(target, engines, codec, config)
+        return kind(target, engines, codec, config)
 
     return make
 

@@ -102,6 +102,36 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationUsage:
+    """What speculation did for one sequence. Draft counts never include corrections or bonus tokens.
+
+    `cached_prompt_tokens`: how many of the prompt's tokens the target that first read it had cached already.
+    """
+
+    verifications: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    committed_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    drafter: str | None = None
+    fallback_rounds: int = 0
+    cached_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What is known of a sequence whose router was lost: another one goes on behind it, and tells none of it again.
+
+    `committed` int32 are the tokens of the output so far, none of which ended it; `scored_prompt_tokens` is how many
+    log-probabilities of the prompt were told.
+    """
+
+    committed: TokenIds
+    usage: SpeculationUsage = SpeculationUsage()
+    scored_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate, as the ingress hands it to the router.
 
@@ -109,7 +139,8 @@ class GenerationRequest:
     0); None asks for nothing. `prompt_logprobs` asks for the same of the prompt's tokens.
 
     KV is shared only with requests of the same `cache_salt`, so that nobody can time what others have sent.
-    `traffic_class` groups requests that drafters may be unequally good at.
+    `traffic_class` groups requests that drafters may be unequally good at. With a `resumption` the request was admitted
+    before, so it is not refused for want of a place in the queue.
     """
 
     request_id: str
@@ -123,6 +154,7 @@ class GenerationRequest:
     prompt_logprobs: bool = False
     cache_salt: str | None = None
     traffic_class: str = ""
+    resumption: Resumption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,28 +184,11 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationUsage:
-    """What speculation did for one sequence. Draft counts never include corrections or bonus tokens.
-
-    `cached_prompt_tokens`: how many of the prompt's tokens the target that first read it had cached already.
-    """
-
-    verifications: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    committed_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
-    drafter: str | None = None
-    fallback_rounds: int = 0
-    cached_prompt_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class TokenChunk:
     """Tokens committed in one round, in order.
 
     `visible_characters` bounds the text of the whole completion that may be shown so far; None means all of it
-    (no stop string is being watched). `finish_reason` and `usage` are set on the last chunk only.
+    (no stop string is being watched). `finish_reason` is set on the last chunk only; `usage` counts from the first on.
 
     `logprobs` belongs to `token_ids`. `prompt_logprobs` belongs to the prompt's tokens from its second on, in pieces
     that come in order, each once, before or with the first tokens; `token_ids` may then be empty.

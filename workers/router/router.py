@@ -152,7 +152,7 @@ class Router:
             return _too_large(request)
         if self._placement.place_new(running):
             return running
-        if waiting >= self._config.max_waiting_sequences:
+        if waiting >= self._config.max_waiting_sequences and request.resumption is None:
             return GenerationFailed(429, "overloaded", f"{waiting} sequences are waiting already")
         self._placement.line_up(running)
         return running

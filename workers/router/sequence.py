@@ -13,6 +13,7 @@ from workers.messages import (
     FinishReason,
     GenerationRequest,
     Proposal,
+    Resumption,
     SpeculationUsage,
     TokenChunk,
     TokenIds,
@@ -64,7 +65,7 @@ class PromptScores:
         self._prompt = request.prompt
         self._wanted = request.prompt_logprobs and request.logprobs is not None
         # Nothing stands before the first token that could say how likely it is.
-        self._next_position = 1
+        self._next_position = 1 + (request.resumption.scored_prompt_tokens if request.resumption else 0)
 
     @property
     def pending(self) -> bool:
@@ -116,6 +117,8 @@ class Sequence:
         self._verifications = self._draft_tokens = self._accepted_tokens = self._fallback_rounds = 0
         self._verified_tokens = self._cached_prompt_tokens = 0
         self._accepted_per_position: list[int] = []
+        if request.resumption is not None:
+            self._resume(request.resumption)
 
     @property
     def length(self) -> int:
@@ -154,8 +157,7 @@ class Sequence:
             self.finish_reason = FinishReason.LENGTH
         elif scores is None:
             return None
-        usage = self.usage() if self.finish_reason else None
-        return TokenChunk(NO_TOKENS, None, self.finish_reason, usage, prompt_logprobs=scores)
+        return TokenChunk(NO_TOKENS, None, self.finish_reason, self.usage(), prompt_logprobs=scores)
 
     def read_by_drafter(self, read_tokens: int, proposal: Proposal) -> None:
         """The drafter read commits up to position `read_tokens` and, of a chain, its own drafts but the last.
@@ -190,9 +192,8 @@ class Sequence:
         estimate = self.acceptance if len(proposal) else self.lookup_acceptance
         estimate.observe(proposal_depth(proposal) or verified.looked_up, verified.accepted)
         self.finish_reason = outcome.finish_reason
-        usage = self.usage() if outcome.finish_reason else None
         logprobs = verified.logprobs[: len(kept)] if verified.logprobs is not None else None
-        return TokenChunk(kept, outcome.visible_characters, outcome.finish_reason, usage, logprobs, scores)
+        return TokenChunk(kept, outcome.visible_characters, outcome.finish_reason, self.usage(), logprobs, scores)
 
     def count_fallback_round(self) -> None:
         """A round wanted drafts and had no drafter to ask."""
@@ -210,6 +211,23 @@ class Sequence:
             fallback_rounds=self._fallback_rounds,
             cached_prompt_tokens=self._cached_prompt_tokens,
         )
+
+    def _resume(self, known: Resumption) -> None:
+        """Take over what another router committed: everything it knew but what its workers hold."""
+        outcome = self._stop.push(known.committed)
+        if outcome.finish_reason is not None:
+            raise ValueError("a sequence that has ended cannot be resumed")
+        end = self._length + len(known.committed)
+        self._tokens[self._length : end] = known.committed
+        self._length = end
+        usage = known.usage
+        self.drafter_name = usage.drafter
+        self._verifications, self._fallback_rounds = usage.verifications, usage.fallback_rounds
+        self._draft_tokens, self._accepted_tokens = usage.draft_tokens, usage.accepted_tokens
+        self._verified_tokens, self._cached_prompt_tokens = usage.committed_tokens, usage.cached_prompt_tokens
+        self._accepted_per_position = list(usage.accepted_per_position)
+        # Its prompt was read before, so what is found of it now was not cached then.
+        self.epoch = min(1, self._verifications)
 
     def _note_reused(self, verified: VerifiedItem) -> None:
         # Only the first reading counts: after a failover or a preemption, a target finds what was read for the request.
