@@ -16,7 +16,8 @@ def _checked(labels: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{key!r} is not the name of a node label")
         if not _SELECTOR.fullmatch(selector):
             raise ValueError(f"{key}: {selector!r} is none of value, !value, in(a, b), !in(a, b)")
-    return labels
+    # Ray accepts a space after a comma, and then takes it for a part of the value, which no node has.
+    return {key: selector.replace(" ", "") for key, selector in labels.items()}
 
 
 # By label, what its value must be. `!` also takes nodes that do not have the label.

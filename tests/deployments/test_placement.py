@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from ray._private.label_utils import validate_label_selector
+from ray._raylet import node_labels_match_selector
 
 from deployments.app import wire
 from deployments.config import parse_config
@@ -11,7 +12,7 @@ from deployments.preflight import ServedModel
 
 MODEL = ServedModel(tokenizer_json="{}", vocabulary_size=10, context_length=32)
 ON_TARGETS, ON_DRAFTS = {"leadout/role": "target"}, {"leadout/role": "draft"}
-OFF_THE_HEAD = {"leadout/role": "!in(draft, head)"}
+OFF_THE_HEAD = {"leadout/role": "!in(draft,head)"}
 
 
 def placements(**sections: Any) -> dict[str, Any]:
@@ -52,8 +53,19 @@ def test_without_labels_every_node_will_do() -> None:
         assert not replica.ray_actor_options.get("label_selector")
 
 
-@pytest.mark.parametrize("selector", ["target", "!draft", "in(draft, target)", "!in(draft,head)", "a.b-c_1"])
-def test_what_is_accepted_here_is_accepted_by_ray(selector: str) -> None:
-    labels = {"leadout/role": selector, "ray.io/accelerator-type": "A100"}
-    assert parse_config({"target": {"model": "m", "node_labels": labels}}).target.node_labels == labels
-    assert validate_label_selector(labels) is None
+@pytest.mark.parametrize(
+    ("selector", "roles"),
+    [
+        ("target", {"target"}),
+        ("!draft", {"target", "head", None}),
+        ("in(draft, target)", {"draft", "target"}),
+        ("!in(draft, head)", {"target", None}),
+        ("!in(draft,head)", {"target", None}),
+    ],
+)
+def test_ray_takes_a_selector_as_it_is_meant(selector: str, roles: set[str | None]) -> None:
+    config = parse_config({"target": {"model": "m", "node_labels": {"leadout/role": selector}}})
+    chosen = config.target.node_labels
+    assert validate_label_selector(chosen) is None
+    nodes = {role: {} if role is None else {"leadout/role": role} for role in ("draft", "target", "head", None)}
+    assert {role for role, labels in nodes.items() if node_labels_match_selector(labels, chosen)} == roles
