@@ -122,20 +122,28 @@ class TestOverlay:
 @NEEDS_KUSTOMIZE
 def test_the_image_is_named_in_one_place(tmp_path: Path) -> None:
     """Changing `images` of an overlay changes every pod that runs Leadout, and nothing else."""
-    edited = _copy(tmp_path)
-    file = edited / "overlays" / "local-cpu" / "kustomization.yaml"
+    file = _copy(tmp_path) / "overlays" / "local-cpu" / "kustomization.yaml"
     file.write_text(file.read_text().replace("newName: leadout, newTag: local", "newName: elsewhere/it, newTag: v9"))
     images = [pod["spec"]["containers"][0]["image"] for _, pod in rendered(file.parent).pods()]
     assert images == ["elsewhere/it:v9"] * 4
 
 
 @NEEDS_KUSTOMIZE
+def test_the_models_can_be_fetched_before_anything_else_is_applied() -> None:
+    """What carries the label of that step is all that the job needs, but for the namespace and the secrets."""
+    documents = rendered(K8S / "base").documents
+    step = {"app.kubernetes.io/component": "model-cache"}
+    chosen = {d["kind"] for d in documents if step.items() <= d["metadata"].get("labels", {}).items()}
+    assert chosen == {"ServiceAccount", "NetworkPolicy", "PersistentVolumeClaim", "Job"}
+
+
+@NEEDS_KUSTOMIZE
 def test_a_changed_serve_config_changes_no_cluster(tmp_path: Path) -> None:
     """Models, replicas and options are applied in place: what would roll the cluster stays as it is."""
-    edited = _copy(tmp_path)
-    file = edited / "overlays" / "a100-l4" / "serve.yaml"
+    shipped = overlay("a100-l4")
+    file = _copy(tmp_path) / "overlays" / "a100-l4" / "serve.yaml"
     file.write_text(file.read_text().replace("max_draft_tokens: 8", "max_draft_tokens: 5"))
-    changed, shipped = rendered(file.parent), overlay("a100-l4")
+    changed = rendered(file.parent)
     assert changed.leadout.speculation.max_draft_tokens == 5
     assert changed.cluster == shipped.cluster
 
