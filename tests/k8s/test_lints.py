@@ -103,7 +103,7 @@ FAULTS: list[tuple[str, Fault]] = [
     ("upgrades_do_not_wait_for_a_second_set_of_gpus", lambda m: m.spec.pop("upgradeStrategy")),
     ("old_clusters_outlive_their_requests", lambda m: m.spec.pop("rayClusterDeletionDelaySeconds")),
     ("pods_drain_before_they_end", lambda m: container(m).pop("lifecycle")),
-    ("pods_drain_before_they_end", lambda m: worker(m).update(terminationGracePeriodSeconds=50)),
+    ("pods_drain_before_they_end", lambda m: worker(m).update(terminationGracePeriodSeconds=60)),
     ("start_up_outlasts_a_cold_download", lambda m: m.service["metadata"].pop("annotations")),
     (
         "start_up_outlasts_a_cold_download",

@@ -4,6 +4,7 @@ Rendering needs kubectl or kustomize. CRD schemas are read from the folder LEADO
 and CRDs of the Prometheus operator, as published by those projects); without it that part is skipped.
 """
 
+import json
 import os
 import shutil
 from functools import cache
@@ -45,7 +46,13 @@ def yaml_files() -> list[Path]:
 
 
 def strictly_validated(document: Document) -> None:
-    kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    """Raise what is wrong. The same document turns up in several overlays, and each look at it is slow."""
+    _validated_once(json.dumps(document, sort_keys=True))
+
+
+@cache
+def _validated_once(document: str) -> None:
+    kubernetes_validate.validate(json.loads(document), KUBERNETES, strict=True)
 
 
 def pods_of(manifests: Manifests) -> list[Document]:
