@@ -144,6 +144,18 @@ def _labels(group: Document) -> dict[str, str]:
     return labels
 
 
+def monitors_scrape_ports_that_exist(manifests: Manifests) -> list[str]:
+    ports: dict[str, set[str]] = {"head": set(), "worker": set()}
+    for group, container in manifests.ray_containers():
+        ports["head" if group == "head" else "worker"] |= {port["name"] for port in container["ports"]}
+    return [
+        f"{monitor['metadata']['name']}: {endpoint['port']}"
+        for monitor in manifests.of_kind("PodMonitor")
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]
+        if endpoint["port"] not in ports[monitor["spec"]["selector"]["matchLabels"]["ray.io/node-type"]]
+    ]
+
+
 SECURITY: tuple[Lint, ...] = (
     pods_are_restricted,
     pods_have_requests_and_limits,
@@ -153,4 +165,5 @@ SECURITY: tuple[Lint, ...] = (
     ray_is_reachable_only_inside_the_cluster,
     budgets_are_what_a_ray_cluster_can_have,
     names_lead_somewhere,
+    monitors_scrape_ports_that_exist,
 )

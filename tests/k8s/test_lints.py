@@ -50,6 +50,14 @@ def options(manifests: Manifests) -> Any:
     return manifests.spec["upgradeStrategy"]["clusterUpgradeOptions"]
 
 
+def monitored_on(port: str) -> Fault:
+    """A fault of monitoring, of which the documents here have nothing."""
+    spec = {"selector": {"matchLabels": {"ray.io/node-type": "worker"}}, "podMetricsEndpoints": [{"port": port}]}
+    return lambda manifests: manifests.documents.append(
+        {"kind": "PodMonitor", "metadata": {"name": "workers"}, "spec": spec}
+    )
+
+
 def with_gpus(manifests: Manifests) -> None:
     container(manifests)["resources"]["limits"]["nvidia.com/gpu"] = "1"
     manifests.workers[0]["resources"]["GPU"] = "1"
@@ -158,6 +166,7 @@ FAULTS: list[tuple[str, Fault]] = [
     ("names_lead_somewhere", lambda m: worker(m).update(serviceAccountName="nobody")),
     ("names_lead_somewhere", lambda m: worker(m)["volumes"][0]["persistentVolumeClaim"].update(claimName="other")),
     ("names_lead_somewhere", lambda m: m.workers[0]["template"].pop("metadata")),
+    ("monitors_scrape_ports_that_exist", monitored_on("as-metrics")),
 ]
 
 
