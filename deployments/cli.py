@@ -12,6 +12,7 @@ from deployments.bench_command import bench_command
 from deployments.check_pair_command import check_pair_command
 from deployments.complete_command import complete_command
 from deployments.console import API_KEY_VARIABLE, console, one_line_errors
+from deployments.fetch_command import fetch_command
 from deployments.hash_key_command import hash_key_command
 from deployments.local_service import LocalService, local_service
 from deployments.status_command import status_command
@@ -25,6 +26,7 @@ cli.command("check-pair")(check_pair_command)
 cli.command("bench")(bench_command)
 cli.command("status")(status_command)
 cli.command("complete")(complete_command)
+cli.command("fetch")(fetch_command)
 cli.command("hash-key")(hash_key_command)
 
 
