@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -37,6 +38,10 @@ def test_ctrl_c_drains_and_a_second_one_ends_every_process() -> None:
 
         reasons: list[str | None] = []
 
+        async def read_on(chunks: AsyncIterator[dict[str, Any]]) -> None:
+            async for chunk in chunks:
+                reasons.append(chunk["choices"][0]["finish_reason"])
+
         async def run() -> None:
             async with httpx.AsyncClient(base_url=mine.url, timeout=TIMEOUT) as client:
                 short = stream(client, body("import os\n", {"seed": 1, "ignore_eos": True}, max_tokens=40))
@@ -52,8 +57,7 @@ def test_ctrl_c_drains_and_a_second_one_ends_every_process() -> None:
                 assert last["choices"][0]["finish_reason"] == "length"
                 interrupt(mine)
                 with pytest.raises(AssertionError, match="shutting_down"):  # which `stream` makes of an error event
-                    async for chunk in long:
-                        reasons.append(chunk["choices"][0]["finish_reason"])
+                    await read_on(long)
                 assert not any(reasons)
 
         asyncio.run(asyncio.wait_for(run(), 240))
