@@ -93,11 +93,7 @@ class Router:
         self._place_waiting()
 
     def drain(self, worker_id: str) -> int:
-        """Let a worker go without a request noticing; return how many sequences it still has.
-
-        Nothing new is placed on it, and its sequences move as others have room: call again to go on, and unregister
-        the worker when none is left or the time is up.
-        """
+        """See `Draining.drain`; call again to go on, and unregister the worker when none is left or time is up."""
         return self._draining.drain(worker_id)
 
     def drain_service(self) -> int:
