@@ -25,6 +25,7 @@ from deployments.local_cluster import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 180.0
+DRAIN_PATIENCE_S = 10.0
 STOP_TIMEOUT_S = 60.0
 PLAIN_WIDTH = 130
 
@@ -94,13 +95,17 @@ def running_service(config: dict[str, Any], with_drafters: bool = True) -> Itera
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:
-    """End a `leadout serve` as Ctrl-C does and return its exit status; kill its session if it does not listen."""
+    """End a `leadout serve` as Ctrl-C does, twice if requests keep it; return its exit status.
+
+    Kills its session if it does not listen.
+    """
+    for patience_s in (DRAIN_PATIENCE_S, STOP_TIMEOUT_S):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 

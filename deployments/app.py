@@ -14,7 +14,9 @@ from workers.router.actor import RouterActor
 
 # Requests are admitted by the router, with its own limits; Serve must not queue in front of it.
 UNLIMITED_REQUESTS = 1_000_000
-STREAM_DRAIN_TIMEOUT_S = 30.0
+# Beyond what requests are given: to move them, and to end processes.
+SHUTDOWN_MARGIN_S = 15.0
+SHUTDOWN_POLL_S = 0.5
 # Workers register with the router every second; a line for each would bury everything else.
 WITHOUT_ACCESS_LOG = {"enable_access_log": False}
 
@@ -34,22 +36,23 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
 
     A pool whose worker cannot be loaded is given up after `start_attempts` tries.
     """
+    grace_s = config.ingress.graceful_shutdown_timeout_s
     router = serve.deployment(
         RouterActor,
         name="Router",
         ray_actor_options=_without_cpu(config.router.node_labels),
         max_ongoing_requests=UNLIMITED_REQUESTS,
         logging_config=WITHOUT_ACCESS_LOG,
+        **_graceful(grace_s),
     ).bind(config.router_config(), model.tokenizer_json, config.router.link)
-    targets = _pool(TargetPool, "TargetPool", config.target, config.target.tensor_parallel_size, start_attempts).bind(
-        config.target, router, config.worker_load_timeout_s
-    )
+
+    def pool(kind: type, name: str, section: WorkerSection, processes: int) -> Any:
+        deployment = _pool(kind, name, section, processes, start_attempts, grace_s)
+        return deployment.bind(section, router, config.worker_load_timeout_s, grace_s)
+
+    targets = pool(TargetPool, "TargetPool", config.target, config.target.tensor_parallel_size)
     drafters = [
-        _pool(DraftPool, f"DraftPool-{section.name}", section, 1, start_attempts).bind(
-            section, router, config.worker_load_timeout_s
-        )
-        for section in config.drafters
-        if section.replicas > 0
+        pool(DraftPool, f"DraftPool-{section.name}", section, 1) for section in config.drafters if section.replicas > 0
     ]
     ingress = serve.deployment(
         serve.ingress()(Ingress),
@@ -57,9 +60,10 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         num_replicas=config.ingress.replicas,
         ray_actor_options=_without_cpu(config.ingress.node_labels),
         max_ongoing_requests=UNLIMITED_REQUESTS,
-        graceful_shutdown_timeout_s=STREAM_DRAIN_TIMEOUT_S,
+        graceful_shutdown_timeout_s=grace_s,
+        graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
     )
-    return ingress.bind(config.target.model, serving_limits(config, model), router, [targets, *drafters])
+    return ingress.bind(config.target.model, serving_limits(config, model), grace_s, router, [targets, *drafters])
 
 
 def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:
@@ -81,7 +85,15 @@ def _without_cpu(node_labels: dict[str, str]) -> dict[str, Any]:
     return {"num_cpus": 0} | ({"label_selector": node_labels} if node_labels else {})
 
 
-def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_attempts: int) -> Any:
+def _graceful(grace_s: float) -> dict[str, Any]:
+    """Serve's options for what must outlast requests that have `grace_s` seconds."""
+    return {
+        "graceful_shutdown_timeout_s": grace_s + SHUTDOWN_MARGIN_S,
+        "graceful_shutdown_wait_loop_s": SHUTDOWN_POLL_S,
+    }
+
+
+def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_attempts: int, grace_s: float) -> Any:
     """A supervisor needs no CPU of its own; its placement group holds one bundle per worker process."""
     return serve.deployment(
         pool,
@@ -93,7 +105,7 @@ def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_a
         placement_group_bundle_label_selector=[section.node_labels] if section.node_labels else None,
         health_check_period_s=5,
         health_check_timeout_s=15,
-        graceful_shutdown_timeout_s=STREAM_DRAIN_TIMEOUT_S,
         max_constructor_retry_count=start_attempts,
         logging_config=WITHOUT_ACCESS_LOG,
+        **_graceful(grace_s),
     )

@@ -41,23 +41,24 @@ def serve_command(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="listen here instead of the file's port")] = None,
     host: Annotated[str | None, typer.Option(help="listen on this address instead of the file's host")] = None,
 ) -> None:
-    """Serve the models of CONFIG on this machine until Ctrl-C."""
+    """Serve the models of CONFIG on this machine until Ctrl-C. Requests finish first, unless it comes twice."""
     began = time.monotonic()
     with one_line_errors(), local_service(config, port, host) as service:
         _print_welcome(service, time.monotonic() - began)
         _wait_for_interrupt()
+        service.drain()
+        console.print("Stopping …")
 
 
 def _wait_for_interrupt() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(3600)
-    console.print("Stopping …")
 
 
 def _print_welcome(service: LocalService, seconds: float) -> None:
     url, model = service.url, service.model
-    console.print(f"[bold green]Ready[/] after {seconds:.0f} s: {url}  (Ctrl-C stops everything)\n", highlight=False)
+    console.print(f"[bold green]Ready[/] after {seconds:.0f} s: {url}  (Ctrl-C stops)\n", highlight=False)
     key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if service.asks_for_key else ""
     request = (
         f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' \\\n"

@@ -179,6 +179,11 @@ class IngressSection(_Section):
     api_keys_env: str | None = Field(None, min_length=1, description="environment variable with the same lines")
     max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in progress, per ingress process")
     node_labels: NodeLabels = Field(default_factory=dict, description="labels of the nodes that it may run on")
+    graceful_shutdown_timeout_s: float = Field(
+        120.0,
+        ge=0,
+        description="for requests in progress when their replica, or the service, is stopped",
+    )
 
     def access_rules(self) -> AccessRules:
         """Return who is let in; reads the keys. ConfigurationError if they cannot be read."""

@@ -1,6 +1,5 @@
 """The HTTP application: OpenAI-compatible endpoints over a generation service. Knows nothing of Ray."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
@@ -13,8 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.access import AccessControl
 from deployments.detokenize_endpoint import DetokenizeEndpoint
+from deployments.draining import Drain, DrainGate
 from deployments.generation import ChoiceDelta, GenerationService, generate_choices
 from deployments.grammar_check import GrammarCheck
+from deployments.health_endpoint import HealthEndpoint, router_status
 from deployments.http_errors import EXCEPTION_HANDLERS, ErrorBoundary
 from deployments.logprobs import chat_logprobs, completion_logprobs, no_logprobs
 from deployments.openai_responses import (
@@ -35,22 +36,34 @@ from deployments.request_headers import RequestContext, read_context
 from deployments.streaming import EventStream, answer_events, run_while_connected
 from deployments.text import TextCodec
 from deployments.tokenize_endpoint import TokenizeEndpoint
-from workers.errors import UnavailableError
-from workers.messages import RouterStatus
 
 __all__ = ["ServingLimits", "create_app"]
 
-STATUS_TIMEOUT_S = 2.0
 WORKER_STATS_TIMEOUT_S = 6.0
+PROBES = ["GET", "HEAD"]
 
 
-def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimits) -> FastAPI:
-    """Return the application that answers with `service`."""
+def create_app(
+    service: GenerationService,
+    codec: TextCodec,
+    limits: ServingLimits,
+    drain: Drain | None = None,
+    names_requests: bool = True,
+) -> FastAPI:
+    """Return the application that answers with `service`, until `drain` begins.
+
+    With `names_requests` false, whoever stands in front of the application puts `x-request-id` on its responses.
+    """
+    drain = drain or Drain()
     endpoints = Endpoints(service, codec, limits)
     app = FastAPI(
         title="Leadout",
         openapi_url=None,  # bodies are validated outside of FastAPI: its own description would be hollow
-        middleware=[Middleware(ErrorBoundary), Middleware(AccessControl, rules=limits.access)],
+        middleware=[
+            Middleware(ErrorBoundary, names_requests=names_requests),
+            Middleware(DrainGate, drain=drain),
+            Middleware(AccessControl, rules=limits.access),
+        ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.add_api_route("/v1/completions", endpoints.completions, methods=["POST"], response_model=None)
@@ -60,9 +73,10 @@ def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimi
     app.add_api_route("/detokenize", detokenize.detokenize, methods=["POST"], response_model=None)
     app.add_api_route("/v1/models", endpoints.models, response_model=None)
     app.add_api_route("/v1/models/{model:path}", endpoints.model, response_model=None)
-    app.add_api_route("/health", endpoints.health, response_model=None)
+    health = HealthEndpoint(service, drain)
+    app.add_api_route("/health", health.health, methods=PROBES, response_model=None)
+    app.add_api_route("/ready", health.ready, methods=PROBES, response_model=None)
     app.add_api_route("/status", endpoints.status, response_model=None)
-    app.add_api_route("/ready", endpoints.ready, response_model=None)
     app.add_api_route("/openapi.json", endpoints.openapi, response_model=None)
     return app
 
@@ -83,7 +97,7 @@ class Endpoints:
         head = AnswerHead(answer_id("cmpl"), self._limits.served_model_name)
         plan = await self._planner.plan_completion(fields, head.id, self._context(request))
         wording = no_logprobs if fields.likeliest_tokens is None else completion_logprobs(self._codec.token_bytes)
-        form = CompletionFormat(head, fields.return_token_ids, wording)
+        form = CompletionFormat(head, plan.seeds, fields.return_token_ids, wording)
         return await self._answer(request, fields, plan, form)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -92,7 +106,7 @@ class Endpoints:
         head = AnswerHead(answer_id("chatcmpl"), self._limits.served_model_name)
         plan = await self._planner.plan_chat(fields, head.id, self._context(request))
         wording = no_logprobs if fields.likeliest_tokens is None else chat_logprobs(self._codec.token_bytes)
-        form = ChatFormat(head, fields.return_token_ids, wording, choices=fields.n)
+        form = ChatFormat(head, plan.seeds, fields.return_token_ids, wording)
         return await self._answer(request, fields, plan, form)
 
     async def models(self) -> Response:
@@ -104,19 +118,10 @@ class Endpoints:
         self._limits.check_model(model)
         return JSONResponse(self._card())
 
-    async def health(self) -> Response:
-        """GET /health: whether the service lives. Answers within two seconds whatever state it is in."""
-        await self._check_can_answer()
-        return JSONResponse({"status": "ok"})
-
-    async def ready(self) -> Response:
-        """GET /ready: whether a request sent now would be answered."""
-        await self._check_can_answer()
-        return JSONResponse({"status": "ready"})
-
     async def status(self) -> Response:
         """GET /status: workers, their free KV blocks, queue lengths and where the time of rounds went."""
-        return JSONResponse(asdict(await self._router_status(WORKER_STATS_TIMEOUT_S, with_worker_stats=True)))
+        status = await router_status(self._service, WORKER_STATS_TIMEOUT_S, with_worker_stats=True)
+        return JSONResponse(asdict(status))
 
     async def openapi(self) -> Response:
         """GET /openapi.json: what the endpoints take and answer."""
@@ -149,22 +154,6 @@ class Endpoints:
 
     def _card(self) -> dict[str, Any]:
         return model_card(self._limits.served_model_name, self._limits.context_length, self._created)
-
-    async def _check_can_answer(self) -> None:
-        """UnavailableError, saying what is missing, unless a target is registered."""
-        if not (await self._router_status(STATUS_TIMEOUT_S)).can_answer:
-            raise UnavailableError("No target is registered with the router.")
-
-    async def _router_status(self, timeout_s: float, with_worker_stats: bool = False) -> RouterStatus:
-        asking = asyncio.ensure_future(self._service.status(with_worker_stats))
-        # Not `wait_for`, which would go on waiting for a call that does not heed its cancellation.
-        await asyncio.wait({asking}, timeout=timeout_s)
-        if not asking.done():
-            asking.cancel()
-            raise UnavailableError(f"The router has not answered for {timeout_s:g} s.")
-        if asking.cancelled() or asking.exception() is not None:
-            raise UnavailableError("The router cannot be reached.")
-        return asking.result()
 
 
 async def take_first(choices: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta:

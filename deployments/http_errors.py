@@ -16,7 +16,9 @@ from workers.errors import InvalidRequestError, RequestError
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUEST_ID_CHARACTERS = 128
+REQUEST_ID_HEADER = "x-request-id"
+# OpenAI's limits of a client's own request id.
+MAX_REQUEST_ID_CHARACTERS = 512
 RETRY_AFTER_S = 1
 # nginx's code for a client that closed the connection; nobody is left to read it but the access log.
 CLIENT_CLOSED_REQUEST = 499
@@ -95,28 +97,36 @@ EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Corouti
 class ErrorBoundary:
     """Outermost middleware: puts `x-request-id` on every response and answers unexpected errors with a plain 500.
 
-    Starlette's own handler of unexpected errors stands outside of all middleware and re-raises.
+    Starlette's own handler of unexpected errors stands outside of all middleware and re-raises. Without
+    `names_requests` the header is left to a proxy that adds it, as Ray Serve's does: it must not be there twice.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, names_requests: bool = True) -> None:
         self.app = app
+        self.names_requests = names_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope).get("x-request-id"))
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER)
+        acceptable = given is None or _is_acceptable(given)
+        request_id = given if given is not None and acceptable else uuid.uuid4().hex
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if self.names_requests:
+                    MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
 
         try:
+            if not acceptable:
+                await error_response(_REFUSED_ID)(scope, receive, send_with_id)
+                return
             await self.app(scope, receive, send_with_id)
         except Exception:
             logger.exception("request %s failed unexpectedly", request_id)
@@ -125,7 +135,11 @@ class ErrorBoundary:
             await error_response(error_of_unexpected())(scope, receive, send_with_id)
 
 
-def _request_id(given: str | None) -> str:
-    """Return the client's id if it can be put into a header and a log line, else a fresh one."""
-    sane = given and len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable()
-    return given if given and sane else uuid.uuid4().hex
+_REFUSED_ID = InvalidRequestError(
+    f"{REQUEST_ID_HEADER}: must be 1 to {MAX_REQUEST_ID_CHARACTERS} printable ASCII characters.", REQUEST_ID_HEADER
+)
+
+
+def _is_acceptable(request_id: str) -> bool:
+    """Whether a client's id can be put into a header and a log line."""
+    return 1 <= len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id.isascii() and request_id.isprintable()

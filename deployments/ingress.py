@@ -1,12 +1,15 @@
 """The HTTP ingress as a Serve deployment: the application of http_app.py over a handle to the router."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from deployments.draining import Drain
 from deployments.http_app import ServingLimits, create_app
 from deployments.resuming import ResumingService
 from deployments.text import TextCodec
@@ -17,15 +20,16 @@ from workers.messages import GenerationEvent, GenerationRequest, RouterStatus
 class RouterClient:
     """The generation service behind a Serve handle. A router that is not there is a RouterLostError, never a hang."""
 
-    def __init__(self, router: DeploymentHandle) -> None:
+    def __init__(self, router: DeploymentHandle, drain: Drain) -> None:
         self._router = router
+        self._drain = drain
         self._stream = router.options(stream=True)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """See `GenerationService.generate`."""
         response = self._stream.generate.remote(request)
         try:
-            async for event in response:
+            async for event in self._drain.until_over(response):
                 yield event
         except (RayError, RayServeException) as error:
             raise RouterLostError(f"the router is not available: {type(error).__name__}") from error
@@ -41,6 +45,20 @@ class RouterClient:
         return status
 
 
+def replica_is_stopping() -> bool:
+    """Whether Serve has told this replica to stop.
+
+    Serve drops the replica from its routes and waits for the requests in progress, but tells the deployment's own
+    code nothing before they have ended (`perform_graceful_shutdown` in ray/serve/_private/replica.py, Ray 2.60).
+    Where these internals are different, nothing is refused early.
+    """
+    with contextlib.suppress(AttributeError):
+        worker = ray._private.worker.global_worker
+        replica = worker.actors.get(worker.actor_id)
+        return bool(replica._replica_impl._shutting_down)
+    return False
+
+
 class Ingress:
     """Validates, tokenises, streams and detokenises; all scheduling happens in the router.
 
@@ -48,9 +66,16 @@ class Ingress:
     """
 
     def __init__(
-        self, model: str, limits: ServingLimits, router: DeploymentHandle, pools: list[DeploymentHandle]
+        self,
+        model: str,
+        limits: ServingLimits,
+        drain_timeout_s: float,
+        router: DeploymentHandle,
+        pools: list[DeploymentHandle],
     ) -> None:
-        self._app = create_app(ResumingService(RouterClient(router)), TextCodec.load(model), limits)
+        drain = Drain(replica_is_stopping, drain_timeout_s)
+        service, codec = ResumingService(RouterClient(router, drain)), TextCodec.load(model)
+        self._app = create_app(service, codec, limits, drain, names_requests=False)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

@@ -6,12 +6,15 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
 from deployments.config import LeadoutConfig
 from workers.errors import ConfigurationError
@@ -21,6 +24,7 @@ APPLICATION_NAME = "leadout"
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 READY_POLL_S = 0.2
 CLOSE_TIMEOUT_S = 5.0
+DRAIN_POLL_S = 0.2
 
 
 def check_port(host: str, port: int) -> None:
@@ -74,8 +78,34 @@ def local_ray(cpus: int) -> Iterator[None]:
 
 def _end_streams() -> None:
     """Let the router tell its clients that the service ends, rather than let them wait for workers that are gone."""
-    router = serve.get_deployment_handle("Router", APPLICATION_NAME)
-    router.close.remote().result(timeout_s=CLOSE_TIMEOUT_S)
+    _router().close.remote().result(timeout_s=CLOSE_TIMEOUT_S)
+
+
+def wait_until_drained(timeout_s: float, announce: Callable[[int], None]) -> int:
+    """Let the service refuse new requests, and wait for those that it has.
+
+    `announce` is told how many these are, unless there are none. Returns how many are left after `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    left = _drain()
+    if left:
+        announce(left)
+    while left and time.monotonic() < deadline_s:
+        time.sleep(DRAIN_POLL_S)
+        left = _drain()
+    return left
+
+
+def _drain() -> int:
+    """Return how many requests the service still has; none where its router is gone."""
+    with contextlib.suppress(RayError, RayServeException, TimeoutError):
+        left: int = _router().drain_service.remote().result(timeout_s=CLOSE_TIMEOUT_S)
+        return left
+    return 0
+
+
+def _router() -> DeploymentHandle:
+    return serve.get_deployment_handle("Router", APPLICATION_NAME)
 
 
 def deploy(application: Application, host: str, port: int, route_prefix: str = "/") -> None:

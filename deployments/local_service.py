@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.console import shown_steps
+from deployments.console import console, shown_steps
 
 READY_TIMEOUT_S = 60.0
 
@@ -15,13 +15,27 @@ READY_TIMEOUT_S = 60.0
 class LocalService:
     """A service that answers at `url`; `drafters` is how many draft workers it is to have.
 
-    With `asks_for_key` it answers only who has an API key.
+    With `asks_for_key` it answers only who has an API key. `drain_timeout_s` is what requests get when it is stopped.
     """
 
     url: str
     model: str
     drafters: int
     asks_for_key: bool = False
+    drain_timeout_s: float = 0.0
+
+    def drain(self) -> None:
+        """Refuse new requests and wait for those in progress, for its time at most, or until Ctrl-C."""
+        from deployments.local_cluster import wait_until_drained
+
+        with contextlib.suppress(KeyboardInterrupt):
+            left = wait_until_drained(self.drain_timeout_s, self._announce)
+            if left:
+                console.print(f"{_requests(left)} did not finish within {self.drain_timeout_s:g} s")
+
+    def _announce(self, running: int) -> None:
+        told = f"Draining: {_requests(running)} still running, at most {self.drain_timeout_s:g} s"
+        console.print(f"{told}; Ctrl-C again ends at once", highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -60,7 +74,19 @@ def local_service(config_path: Path, port: int | None, host: str | None) -> Iter
             url = f"http://{address}:{listen_port}{file.route_prefix.rstrip('/')}"
             wait_until_ready(url, READY_TIMEOUT_S)
         drafters = sum(drafter.replicas for drafter in config.drafters)
-        yield LocalService(url, config.target.served_name, drafters, asks_for_key)
+        # An end that is interrupted would leave processes behind.
+        cluster.callback(_ignore_interrupts)
+        grace_s = config.ingress.graceful_shutdown_timeout_s
+        yield LocalService(url, config.target.served_name, drafters, asks_for_key, grace_s)
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _raise_interrupt(_signal: int, _frame: object) -> None:

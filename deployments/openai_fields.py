@@ -34,12 +34,18 @@ NEUTRAL_IN_BOTH: NeutralValues = {
     "truncate_prompt_tokens": (),
     "guided_grammar": (),
     "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
     "priority": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "logits_processors": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": (),
 }
 NEUTRAL_IN_COMPLETIONS: NeutralValues = {
     **NEUTRAL_IN_BOTH,
     "suffix": ("",),
     "add_special_tokens": (True,),
+    "prompt_embeds": (),
 }
 NEUTRAL_IN_CHAT: NeutralValues = {
     **NEUTRAL_IN_BOTH,
@@ -55,6 +61,12 @@ NEUTRAL_IN_CHAT: NeutralValues = {
     "service_tier": ("auto", "default"),
     "add_special_tokens": (False,),
     "chat_template": (),
+    "documents": (),
+    "mm_processor_kwargs": (),
+    "web_search_options": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "moderation": (),
 }
 # What a client sends back when it repeats an assistant message of ours, or of another OpenAI server.
 NEUTRAL_IN_MESSAGE: NeutralValues = {

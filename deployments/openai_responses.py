@@ -166,9 +166,10 @@ class AnswerFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompletionFormat:
-    """Answers of /v1/completions; with `token_ids`, each choice names the ids of its tokens."""
+    """Answers of /v1/completions; each choice names its seed, and with `token_ids` the ids of its tokens."""
 
     head: AnswerHead
+    seeds: Sequence[int]
     token_ids: bool = False
     logprobs: Wording = no_logprobs
     chunk_kind: str = "text_completion"
@@ -177,7 +178,7 @@ class CompletionFormat:
         """Return the whole answer."""
         worded = [
             _text_choice(index, choice.text, choice.finish_reason, self.logprobs(choice.entries))
-            | self._ids(choice.token_ids)
+            | {"seed": self.seeds[index], **self._ids(choice.token_ids)}
             for index, choice in enumerate(choices)
         ]
         return self.head.part("text_completion", worded, usage=usage)
@@ -187,13 +188,14 @@ class CompletionFormat:
         return []
 
     def chunks(self, item: ChoiceDelta) -> list[Json]:
-        """Return one text chunk, unless it would say nothing."""
+        """Return one text chunk, unless it would say nothing; the last one of a choice has its seed."""
         delta = item.delta
         if not (delta.text or delta.entries or delta.finish_reason or self.token_ids):
             return []
         logprobs = self.logprobs(delta.entries) if delta.entries else None
         choice = _text_choice(item.index, delta.text, delta.finish_reason, logprobs)
-        return [choice | self._ids(delta.token_ids.tolist())]
+        seed = {"seed": self.seeds[item.index]} if delta.finish_reason else {}
+        return [choice | seed | self._ids(delta.token_ids.tolist())]
 
     def _ids(self, token_ids: list[int]) -> Json:
         return {"token_ids": token_ids} if self.token_ids else {}
@@ -201,12 +203,12 @@ class CompletionFormat:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Answers of /v1/chat/completions; with `token_ids`, each choice names the ids of its tokens."""
+    """Answers of /v1/chat/completions; each choice names its seed, and with `token_ids` the ids of its tokens."""
 
     head: AnswerHead
+    seeds: Sequence[int]
     token_ids: bool = False
     logprobs: Wording = no_logprobs
-    choices: int = 1
     chunk_kind: str = "chat.completion.chunk"
 
     def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
@@ -217,6 +219,7 @@ class ChatFormat:
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
                 "logprobs": self.logprobs(choice.entries),
                 "finish_reason": choice.finish_reason,
+                "seed": self.seeds[index],
                 **self._ids(choice.token_ids),
             }
             for index, choice in enumerate(choices)
@@ -225,18 +228,19 @@ class ChatFormat:
 
     def opening(self) -> list[Json]:
         """Each choice of a conversation opens by saying who speaks."""
-        return [_message_choice(index, {"role": "assistant", "content": ""}) for index in range(self.choices)]
+        return [_message_choice(index, {"role": "assistant", "content": ""}) for index in range(len(self.seeds))]
 
     def chunks(self, item: ChoiceDelta) -> list[Json]:
-        """Return a content chunk if there is text, then the finish chunk if it is the end."""
+        """Return a content chunk if there is text, then the finish chunk, which has the seed, if it is the end."""
         delta = item.delta
         ids = self._ids(delta.token_ids.tolist())
         logprobs = self.logprobs(delta.entries) if delta.entries else None
         content = [_message_choice(item.index, {"content": delta.text}, logprobs=logprobs) | ids]
         if not (delta.text or delta.entries or ids):
             content = []
-        finish = [_message_choice(item.index, {}, delta.finish_reason)] if delta.finish_reason else []
-        return content + finish
+        if not delta.finish_reason:
+            return content
+        return [*content, _message_choice(item.index, {}, delta.finish_reason) | {"seed": self.seeds[item.index]}]
 
     def _ids(self, token_ids: list[int]) -> Json:
         return {"token_ids": token_ids} if self.token_ids else {}

@@ -61,6 +61,11 @@ class AnswerPlan:
     prompt_tokens: int
     echoed: tuple[EchoedPrompt, ...] = ()
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each sequence, given or drawn."""
+        return tuple(sequence.sampling.seed for sequence in self.sequences)
+
 
 @dataclass(frozen=True, slots=True)
 class Planner:

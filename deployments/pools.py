@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections.abc import Coroutine
 from typing import Any
 
 import ray
@@ -40,11 +41,11 @@ class DraftPool:
 
     # Serve awaits it, so that a replica counts as started when its worker is registered.
     async def __init__(  # type: ignore[misc]
-        self, section: DrafterSection, router: DeploymentHandle, load_timeout_s: float
+        self, section: DrafterSection, router: DeploymentHandle, load_timeout_s: float, drain_timeout_s: float
     ) -> None:
         self._section = section
         self._load_timeout_s = load_timeout_s
-        self._supervisor = Supervisor(self._start_worker, router)
+        self._supervisor = Supervisor(self._start_worker, router, drain_timeout_s)
         await self._supervisor.begin()
 
     async def _start_worker(self) -> StartedWorker:
@@ -59,8 +60,8 @@ class DraftPool:
         """Called by Serve; raises while the worker is down."""
         self._supervisor.check()
 
-    def __del__(self) -> None:
-        self._supervisor.end()
+    def __del__(self) -> Coroutine[Any, Any, None] | None:  # Serve calls it to stop the replica, and awaits it
+        return self._supervisor.retirement()
 
 
 class TargetPool:
@@ -68,11 +69,11 @@ class TargetPool:
 
     # Serve awaits it, so that a replica counts as started when its worker is registered.
     async def __init__(  # type: ignore[misc]
-        self, section: TargetSection, router: DeploymentHandle, load_timeout_s: float
+        self, section: TargetSection, router: DeploymentHandle, load_timeout_s: float, drain_timeout_s: float
     ) -> None:
         self._section = section
         self._load_timeout_s = load_timeout_s
-        self._supervisor = Supervisor(self._start_worker, router)
+        self._supervisor = Supervisor(self._start_worker, router, drain_timeout_s)
         await self._supervisor.begin()
 
     async def _start_worker(self) -> StartedWorker:
@@ -94,5 +95,5 @@ class TargetPool:
         """Called by Serve; raises while the group is down."""
         self._supervisor.check()
 
-    def __del__(self) -> None:
-        self._supervisor.end()
+    def __del__(self) -> Coroutine[Any, Any, None] | None:  # Serve calls it to stop the replica, and awaits it
+        return self._supervisor.retirement()

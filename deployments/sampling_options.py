@@ -4,13 +4,15 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deployments.openai_schema import MAX_SEED, GenerationFields
+from deployments.openai_schema import GenerationFields
 from deployments.text import TextCodec
 from workers.errors import InvalidRequestError
 from workers.messages import LogitRules, SamplingParams, StopConditions
 
 # The rules travel with the first message of a sequence to every worker.
 MAX_BAD_WORD_TOKENS = 4096
+# Seeds are told to clients, and many of these read numbers of JSON as doubles.
+DRAWN_SEEDS = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class SamplingPlan:
         seed each, lest equal prompts give equal texts.
         """
         request = self.request
-        seed = request.seed if request.seed is not None else secrets.randbelow(MAX_SEED + 1)
+        seed = request.seed if request.seed is not None else secrets.randbelow(DRAWN_SEEDS)
         return SamplingParams(
             request.temperature, max(request.top_k, 0), request.top_p, seed, min_p=request.min_p, rules=self.rules
         )

@@ -1,8 +1,8 @@
-"""Keeping one worker alive: start it, register it with the router again and again, start it anew when it dies."""
+"""Keeping one worker alive: start it, register it again and again, start it anew when it dies, let it go gracefully."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ REGISTER_TIMEOUT_S = CONTROL_DEADLINE_S + 5.0
 MAX_REFUSED_BEATS = 2
 MAX_FAILED_STARTS = 3
 RESTART_PAUSE_S = 2.0
+DRAIN_POLL_S = 0.2
+CANCEL_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,17 @@ def unwrap(error: RayTaskError) -> Exception:
 
 
 class Supervisor:
-    """Owns one worker at a time. The worker is dead when a ping says so or when one of its `running` calls ends."""
+    """Owns one worker at a time. The worker is dead when a ping says so or when one of its `running` calls ends.
 
-    def __init__(self, start: Callable[[], Awaitable[StartedWorker]], router: DeploymentHandle) -> None:
+    When it retires, the sequences that the router cannot move elsewhere have `drain_timeout_s` to finish.
+    """
+
+    def __init__(
+        self, start: Callable[[], Awaitable[StartedWorker]], router: DeploymentHandle, drain_timeout_s: float = 0.0
+    ) -> None:
         self._start = start
         self._router = router
+        self._drain_timeout_s = drain_timeout_s
         self._worker: StartedWorker | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed_starts = 0
@@ -62,7 +70,11 @@ class Supervisor:
     async def begin(self) -> None:
         """Start the first worker and register it. Raises what its loading raises."""
         self._worker = await self._start()
-        await self._register(self._worker)
+        try:
+            await self._register(self._worker)
+        except Exception:
+            self.end()
+            raise
         self._task = asyncio.create_task(self._supervise())
 
     def check(self) -> None:
@@ -72,6 +84,35 @@ class Supervisor:
         """
         if self._failed_starts >= MAX_FAILED_STARTS:
             raise RuntimeError(f"starting the worker failed {self._failed_starts} times in a row")
+
+    def retirement(self) -> Coroutine[Any, Any, None] | None:
+        """Return what lets the worker go gracefully; None if there is nothing to let go."""
+        return None if self._task is None else self._retire(self._task)
+
+    async def _retire(self, supervising: asyncio.Task[None]) -> None:
+        """Take the worker out of service without a request noticing, then end its processes."""
+        self._task = None
+        # In Python 3.11 `wait_for` forgets a cancellation that comes together with what it waits for.
+        while not supervising.done():
+            supervising.cancel()
+            await asyncio.wait({supervising}, timeout=CANCEL_AGAIN_S)
+        worker = self._worker
+        if worker is not None:
+            await self._drain(worker.registration.worker_id)
+            await self._unregister(worker)
+        self.end()
+
+    async def _drain(self, worker_id: str) -> None:
+        """Return when the router has nothing left on the worker, or time is up, or the router cannot be reached."""
+        deadline_s = asyncio.get_running_loop().time() + self._drain_timeout_s
+        try:
+            while await asyncio.wait_for(self._router.drain.remote(worker_id), PING_TIMEOUT_S):
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    logger.warning("worker %s still has sequences after %g s", worker_id, self._drain_timeout_s)
+                    return
+                await asyncio.sleep(DRAIN_POLL_S)
+        except (RayError, RayServeException, TimeoutError) as error:
+            logger.warning("draining %s failed: %s", worker_id, error)
 
     def end(self) -> None:
         """Stop supervising and end the worker's processes."""

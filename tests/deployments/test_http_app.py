@@ -1,12 +1,11 @@
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from deployments.text import TextCodec
-from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, LIMITS, SOME, error_of, events_of, says
+from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, LIMITS, SOME, error_of, events_of
 from tests.fakes import ScriptedService
 from workers.messages import SpeculationOptions, Verification
 
@@ -70,6 +69,27 @@ def test_requests_without_a_seed_get_different_ones(client: Any, service: Script
         client.post(COMPLETIONS, json={"prompt": ["a", "a"]})
     seeds = {asked.sampling.seed for asked in service.requests}
     assert len(seeds) == 40 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("given", [None, 2**63 - 1])
+def test_the_seed_is_told_so_that_the_answer_can_be_repeated(
+    client: Any, service: ScriptedService, given: int | None
+) -> None:
+    for path, ask in ((COMPLETIONS, {"prompt": ["a", "a"]}), (CHAT, HELLO)):
+        for stream in (False, True):
+            answer = client.post(path, json={**ask, "n": 2, "seed": given, "stream": stream})
+            used = [asked.sampling.seed for asked in service.requests]
+            service.requests.clear()
+            parts = events_of(answer.text)[:-1] if stream else [answer.json()]
+            choices = [choice for part in parts for choice in part["choices"]]
+            told = {choice["index"]: choice["seed"] for choice in choices if choice["finish_reason"]}
+            assert told == dict(enumerate(used))
+            assert [choice for choice in choices if "seed" in choice and not choice["finish_reason"]] == []
+            if given is None:
+                assert max(used) < 2**53  # what a client that reads numbers as doubles can send back
+                assert used[::2] == used[1::2] and len(set(used)) == len(used) // 2
+            else:
+                assert set(used) == {given}
 
 
 def test_a_seed_is_used_for_every_prompt(client: Any, service: ScriptedService) -> None:
@@ -169,34 +189,6 @@ def test_the_served_model_is_listed(client: Any) -> None:
 def test_a_model_name_may_hold_slashes(client_of: Clients, service: ScriptedService) -> None:
     client = client_of(service, dataclasses.replace(LIMITS, served_model_name="org/tiny"))
     assert client.get("/v1/models/org/tiny").json()["id"] == "org/tiny"
-
-
-def test_health_and_readiness_follow_the_targets(client: Any, service: ScriptedService) -> None:
-    assert client.get("/health").json() == {"status": "ok"}
-    assert client.get("/ready").status_code == 200
-    service.workers = ()
-    for path in ("/health", "/ready"):
-        response = client.get(path)
-        assert "target" in error_of(response, 503)["message"] and response.headers["retry-after"]
-
-
-def test_health_does_not_wait_for_a_stuck_router(client_of: Clients) -> None:
-    client = client_of(ScriptedService(says(SOME), status_delay_s=60))
-    started = time.monotonic()
-    assert "router" in error_of(client.get("/health"), 503)["message"]
-    assert time.monotonic() - started < 3
-
-
-@pytest.mark.parametrize(("given", "echoed"), [("abc-1", True), ("x" * 128, True), ("x" * 129, False), (None, False)])
-def test_every_response_has_a_request_id(client: Any, given: str | None, echoed: bool) -> None:
-    headers = {"x-request-id": given} if given else {}
-    for response in (
-        client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers),
-        client.post(COMPLETIONS, json={"prompt": "a", "stream": True}, headers=headers),
-        client.post(COMPLETIONS, content=b"{", headers=headers),
-        client.get("/nothing", headers=headers),
-    ):
-        assert (response.headers["x-request-id"] == given) is echoed and response.headers["x-request-id"]
 
 
 def test_token_ids_come_with_every_choice_when_asked_for_streamed_or_not(client: Any) -> None:

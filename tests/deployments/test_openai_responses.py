@@ -15,6 +15,7 @@ from deployments.visible_text import TextDelta
 from workers.messages import FinishReason, SpeculationUsage, token_ids
 
 HEAD = AnswerHead("x-1", "tiny")
+SEEDS = (7, 2**53 - 1)
 CHOICES = [FinishedChoice("one", [], FinishReason.STOP), FinishedChoice("two", [], FinishReason.LENGTH)]
 
 
@@ -39,28 +40,29 @@ def test_without_verifications_the_accepted_length_is_zero(usages: list[Speculat
 
 def test_answers_are_what_the_openai_package_expects() -> None:
     usage = UsageTally(prompt_tokens=3, completion_tokens=2).total()
-    completion = Completion.model_validate(CompletionFormat(HEAD).answer(CHOICES, usage), strict=True)
+    completion = Completion.model_validate(CompletionFormat(HEAD, SEEDS).answer(CHOICES, usage), strict=True)
     assert [choice.text for choice in completion.choices] == ["one", "two"]
     assert completion.usage is not None and completion.usage.total_tokens == 5
-    chat = ChatCompletion.model_validate(ChatFormat(HEAD).answer(CHOICES[:1], usage), strict=True)
+    chat = ChatCompletion.model_validate(ChatFormat(HEAD, SEEDS[:1]).answer(CHOICES[:1], usage), strict=True)
     assert chat.choices[0].message.content == "one"
 
 
 def test_chunks_are_what_the_openai_package_expects() -> None:
     last = ChoiceDelta(0, TextDelta("x", token_ids([1]), FinishReason.STOP, SpeculationUsage()))
-    form = ChatFormat(HEAD)
+    form = ChatFormat(HEAD, SEEDS[:1])
     choices = form.opening() + form.chunks(last)
     chunks = [
         ChatCompletionChunk.model_validate(HEAD.part(form.chunk_kind, [choice]), strict=True) for choice in choices
     ]
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "x", None]
     assert chunks[-1].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices[0].model_extra == {"seed": 7}
 
 
 def test_a_round_that_shows_nothing_makes_no_chunk() -> None:
     silent = ChoiceDelta(0, TextDelta("", token_ids([1])))
-    assert CompletionFormat(HEAD).chunks(silent) == []
-    assert ChatFormat(HEAD).chunks(silent) == []
+    assert CompletionFormat(HEAD, SEEDS).chunks(silent) == []
+    assert ChatFormat(HEAD, SEEDS).chunks(silent) == []
 
 
 def test_cached_tokens_are_summed_over_prompts_and_are_the_least_of_the_choices_of_each() -> None:

@@ -2,6 +2,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from openai.types import completion_create_params as params
+from openai.types.chat import completion_create_params as chat_params
 
 from deployments.text import TextCodec
 from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, error_of
@@ -44,6 +46,37 @@ def test_options_that_are_not_honoured_are_refused_by_name(client: Any, field: s
 )
 def test_chat_options_that_are_not_honoured_are_refused_by_name(client: Any, field: str, value: object) -> None:
     assert refused(client, {**HELLO, field: value}, CHAT)["param"] == field
+
+
+# Of vLLM's own options, those of requests that vLLM's client library documents.
+VLLM_FIELDS = {
+    "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "guided_choice", "guided_decoding_backend",
+    "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern", "ignore_eos",
+    "include_stop_str_in_output", "kv_transfer_params", "length_penalty", "logits_processors", "min_p", "min_tokens",
+    "priority", "prompt_logprobs", "repetition_penalty", "return_token_ids", "return_tokens_as_token_ids",
+    "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "structured_outputs", "top_k",
+    "truncate_prompt_tokens", "use_beam_search", "vllm_xargs",
+}  # fmt: skip
+ASKED = [
+    (CHAT, HELLO, {*chat_params.CompletionCreateParamsStreaming.__annotations__, *VLLM_FIELDS}),
+    (COMPLETIONS, {"prompt": "a"}, {*params.CompletionCreateParamsStreaming.__annotations__, *VLLM_FIELDS}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "fields"), ASKED)
+def test_no_field_of_openai_or_vllm_is_ignored(client: Any, path: str, body: dict[str, Any], fields: set[str]) -> None:
+    assert len(fields) > 40
+    for field in sorted(fields):
+        error = error_of(client.post(path, json={**body, field: [{"?": [1]}]}))
+        assert (error["param"] or "").split("[")[0].split(".")[0] == field, (field, error)
+
+
+@pytest.mark.parametrize(("path", "body", "fields"), ASKED)
+def test_null_for_a_field_of_openai_or_vllm_asks_for_nothing(
+    client: Any, path: str, body: dict[str, Any], fields: set[str]
+) -> None:
+    optional = sorted(fields - set(body))
+    assert client.post(path, json={**body, **dict.fromkeys(optional)}).status_code == 200
 
 
 @pytest.mark.parametrize(

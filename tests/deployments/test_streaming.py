@@ -57,8 +57,8 @@ def test_text_held_back_makes_no_events_and_never_shows(client_of: Callable[...,
     client = client_of(ScriptedService(lambda _: script))
     events = events_of(client.post(COMPLETIONS, json={"prompt": "x", "stop": " STOP", "stream": True}).text)
     assert [event["choices"][0]["text"] for event in events[:-1]] == ["on", "e", ""]
-    whole = client.post(COMPLETIONS, json={"prompt": "x", "stop": " STOP"}).json()
-    assert whole["choices"][0] == {"index": 0, "text": "one", "logprobs": None, "finish_reason": "stop"}
+    whole = client.post(COMPLETIONS, json={"prompt": "x", "stop": " STOP", "seed": 7}).json()
+    assert whole["choices"][0] == {"index": 0, "text": "one", "logprobs": None, "finish_reason": "stop", "seed": 7}
     assert whole["usage"]["completion_tokens"] == len(a) + len(b) + len(c)
 
 

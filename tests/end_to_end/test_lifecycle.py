@@ -17,7 +17,7 @@ import pytest
 import yaml
 from openai import BadRequestError, NotFoundError, OpenAI
 
-from benchmarks.harness import ROOT, Service, running_service, stop, tiny_pair_config
+from benchmarks.harness import ROOT, Service, tiny_pair_config
 from deployments.local_cluster import free_port
 from tests.end_to_end.requests import SEEDED, TIMEOUT, ask_all, body, ids_of, stream
 
@@ -127,19 +127,38 @@ def test_a_prompt_over_the_context_is_refused_before_a_stream_opens(service: Ser
     assert all(number in answer.json()["error"]["message"] for number in ("1024", "1020", "60"))
 
 
-def ids_while_killing(service: Service, request: dict[str, Any], role: str) -> list[int]:
-    """Stream a request and kill the first process of a role as soon as there are tokens; return all ids."""
+def ids_while_killing(
+    service: Service, request: dict[str, Any], role: str, how: signal.Signals = signal.SIGKILL
+) -> list[int]:
+    """Stream a request and signal the first process of a role as soon as there are tokens; return all ids.
+
+    If it is a target's, /health must fail before the stream goes on.
+    """
+    unhealthy = False
 
     async def run() -> list[int]:
         ids: list[int] = []
         async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT) as client:
+
+            async def watch_health() -> None:
+                nonlocal unhealthy
+                while (await client.get("/health")).status_code == httpx.codes.OK:
+                    await asyncio.sleep(0.1)
+                unhealthy = True
+
+            watching = None
             async for chunk in stream(client, request):
                 if not ids:
-                    os.kill(workers_of(service, role)[0]["registration"]["process_ids"][0], signal.SIGKILL)
+                    os.kill(workers_of(service, role)[0]["registration"]["process_ids"][0], how)
+                    watching = asyncio.create_task(watch_health())
                 ids += chunk["choices"][0]["token_ids"]
+            if watching is not None:
+                watching.cancel()
         return ids
 
-    return asyncio.run(run())
+    ids = asyncio.run(run())
+    assert unhealthy is (role == "target")
+    return ids
 
 
 def test_the_death_of_the_drafter_changes_no_text_and_drafting_returns(service: Service, prompts: list[str]) -> None:
@@ -152,21 +171,37 @@ def test_the_death_of_the_drafter_changes_no_text_and_drafting_returns(service: 
     assert again["usage"]["speculation"]["draft_tokens"] > 0
 
 
-def test_the_death_of_the_target_resumes_the_same_text_on_its_successor(service: Service, prompts: list[str]) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_death_or_stop_of_the_target_fails_health_and_resumes_the_same_text_on_its_successor(
+    service: Service, prompts: list[str], how: signal.Signals
+) -> None:  # B47
     request = body(prompts[2], SEEDED, max_tokens=300)
     undisturbed = ids_of(ask_all(service, [request])[0])
-    assert ids_while_killing(service, request, "target") == undisturbed
+    assert ids_while_killing(service, request, "target", how) == undisturbed
     wait_until(lambda: is_idle(service))
+    assert httpx.get(f"{service.url}/health").status_code == httpx.codes.OK
 
 
-def test_ctrl_c_ends_every_process() -> None:
-    with running_service(tiny_pair_config(speculation={"max_draft_tokens": 0})) as mine:
-        pids = [pid for entry in mine.status()["workers"] for pid in entry["registration"]["process_ids"]]
-        wait_until(lambda: "curl" in mine.log.read_text())
-        assert stop(mine.process) == 0
-        log = mine.log.read_text()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    assert "Traceback" not in log
+def test_two_requests_of_one_id_are_answered_with_it_and_cancelled_by_themselves(
+    service: Service, prompts: list[str]
+) -> None:
+    request, same = body(prompts[3], SEEDED, max_tokens=200), {"x-request-id": "same"}
+    alone = ids_of(ask_all(service, [request])[0])
+
+    async def run() -> list[int]:
+        async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT, headers=same) as client:
+            staying, leaving = stream(client, request), stream(client, request)
+            ids = (await anext(staying))["choices"][0]["token_ids"]
+            await anext(leaving)
+            await leaving.aclose()  # type: ignore[attr-defined]
+            async for chunk in staying:
+                ids += chunk["choices"][0]["token_ids"]
+        return list(ids)
+
+    assert asyncio.run(run()) == alone
+    for method, path in (("POST", "/v1/completions"), ("GET", "/nothing"), ("GET", "/health")):
+        answer = httpx.request(method, service.url + path, headers=same)
+        assert [value for name, value in answer.headers.multi_items() if name == "x-request-id"] == ["same"]
 
 
 def test_a_worker_that_cannot_be_loaded_is_a_refusal_in_one_line(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class ScriptedService:
     delay_s: float = 0.0
     workers: tuple[WorkerReport, ...] = (TARGET,)
     status_delay_s: float = 0.0
+    loading: bool = False
+    draining: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
@@ -65,4 +67,4 @@ class ScriptedService:
     async def status(self, with_worker_stats: bool = False) -> RouterStatus:
         """Return a status with `workers`, after `status_delay_s`."""
         await asyncio.sleep(self.status_delay_s)
-        return RouterStatus(0, 0, self.workers)
+        return RouterStatus(0, 0, self.workers, loading=self.loading, draining=self.draining)

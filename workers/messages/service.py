@@ -37,11 +37,16 @@ class LinkAddress:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One registered worker as the router sees it; `link` is what carries its messages, where that is known."""
+    """One registered worker as the router sees it; `link` is what carries its messages, where that is known.
+
+    A `draining` worker gets no sequences any more. Of a `silent` one nothing was heard lately: it is dead or stuck.
+    """
 
     registration: WorkerRegistration
     stats: WorkerStats | None
     link: str | None = None
+    draining: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,10 @@ class OnlineCheckTotals:
 
 @dataclass(frozen=True, slots=True)
 class RouterStatus:
-    """A snapshot of the router; `running` and `waiting` count sequences of clients."""
+    """A snapshot of the router; `running` and `waiting` count sequences of clients.
+
+    `loading`: no target has registered yet. `draining`: the service shuts down and takes no new requests.
+    """
 
     running: int
     waiting: int
@@ -124,8 +132,19 @@ class RouterStatus:
     totals: RoundTotals = RoundTotals()
     online_check: OnlineCheckTotals = OnlineCheckTotals()
     drafters: tuple[DrafterReport, ...] = ()
+    loading: bool = False
+    draining: bool = False
 
     @property
     def can_answer(self) -> bool:
-        """Whether at least one target is registered."""
-        return any(worker.registration.role is WorkerRole.TARGET for worker in self.workers)
+        """Whether at least one target is registered and alive."""
+        return any(not worker.silent for worker in self._targets)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request that came now would be placed on a target, now or in its turn."""
+        return not self.draining and any(not (worker.silent or worker.draining) for worker in self._targets)
+
+    @property
+    def _targets(self) -> list[WorkerReport]:
+        return [worker for worker in self.workers if worker.registration.role is WorkerRole.TARGET]

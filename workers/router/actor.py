@@ -9,8 +9,9 @@ from tokenizers import Tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.links.base import LinkChoice
 from workers.links.opening import WorkerLinks
-from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRegistration
+from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRegistration, WorkerReport
 from workers.router.config import RouterConfig
+from workers.router.heartbeats import Heartbeats
 from workers.router.router import Router
 
 
@@ -19,11 +20,13 @@ class RouterActor:
 
     def __init__(self, config: RouterConfig, tokenizer_json: str, link: LinkChoice = "auto") -> None:
         self._links = WorkerLinks(link)
+        self._heartbeats = Heartbeats()
         tokenizer = Tokenizer.from_str(tokenizer_json)
         self._router = Router(config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()))
 
     async def register(self, registration: WorkerRegistration, worker: Any) -> None:
-        """Take a worker into service, or do nothing if it is; see `WorkerLinks.link_to` and `Router.register`."""
+        """Take a worker into service, or only note that it is alive; see `WorkerLinks.link_to`, `Router.register`."""
+        self._heartbeats.beat(registration.worker_id)
         link = await self._links.link_to(registration.worker_id, worker)
         await self._router.register(registration, link)
 
@@ -31,6 +34,16 @@ class RouterActor:
         """Take a worker out of service; its sequences go on elsewhere."""
         self._router.unregister(worker_id)
         self._links.close(worker_id)
+        self._heartbeats.forget(worker_id)
+
+    async def drain(self, worker_id: str) -> int:
+        """See `Router.drain`. Its supervisor has ended the beats; asking to drain is one."""
+        self._heartbeats.beat(worker_id)
+        return self._router.drain(worker_id)
+
+    async def drain_service(self) -> int:
+        """See `Router.drain_service`."""
+        return self._router.drain_service()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """See `Router.generate`."""
@@ -46,7 +59,11 @@ class RouterActor:
         await self._router.close()
 
     async def status(self, with_worker_stats: bool = False) -> RouterStatus:
-        """See `Router.status`; the reports also say which links are in use."""
+        """See `Router.status`; the reports also say which links are in use, and who has fallen silent."""
         status = await self._router.status(with_worker_stats)
-        reports = (replace(entry, link=self._links.kind_of(entry.registration.worker_id)) for entry in status.workers)
-        return replace(status, workers=tuple(reports))
+        return replace(status, workers=tuple(map(self._with_link, status.workers)))
+
+    def _with_link(self, report: WorkerReport) -> WorkerReport:
+        worker_id = report.registration.worker_id
+        silent = self._heartbeats.is_silent(worker_id)
+        return replace(report, link=self._links.kind_of(worker_id), silent=silent)

@@ -49,7 +49,7 @@ class Lane:
     """Runs the cohorts of one target, each a round at a time. Sequences join and leave between rounds.
 
     Messages to the target are answered in order: while one cohort is verified, the next one's verification waits
-    there, and others are drafted for.
+    there, and others are drafted for. A `draining` lane gets no sequences any more.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Lane:
         events: LaneEvents,
     ) -> None:
         self.target = target
+        self.draining = False
         self.running: dict[int, RunningSequence] = {}
         self._roster = roster
         self._config = config

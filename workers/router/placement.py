@@ -56,6 +56,10 @@ class Placement:
         """Return the sequences that have a target."""
         return [running for lane in self._lanes.values() for running in lane.running.values()]
 
+    def open_lanes(self) -> list[Lane]:
+        """Return the lanes that take sequences."""
+        return [lane for lane in self._lanes.values() if not lane.draining]
+
     # --- the line -------------------------------------------------------------------------------------------
 
     def line_up(self, running: RunningSequence, timed: bool = True) -> None:
@@ -65,7 +69,7 @@ class Placement:
             self._start_clock(running)
 
     def start_clocks(self) -> None:
-        """The last target is gone: from now on everybody in line waits no longer than the queue timeout."""
+        """No target takes sequences: from now on everybody in line waits no longer than the queue timeout."""
         for running in self.waiting:
             if running.queue_timer is None:
                 self._start_clock(running)
@@ -83,8 +87,8 @@ class Placement:
 
     def is_too_large(self, sequence: Sequence) -> bool:
         """Whether there are targets, and none could hold the whole sequence even if it were alone."""
-        most = most_tokens(sequence)
-        return bool(self._lanes) and not any(lane.target.ledger.could_hold(most) for lane in self._lanes.values())
+        most, lanes = most_tokens(sequence), self.open_lanes()
+        return bool(lanes) and not any(lane.target.ledger.could_hold(most) for lane in lanes)
 
     def _line(self) -> list[RunningSequence]:
         """Those that wait for room. One too large for every target that is left waits for another target."""
@@ -96,7 +100,7 @@ class Placement:
         )
 
     def _out_of_patience(self, running: RunningSequence) -> None:
-        reason = "no target is available" if not self._lanes else "every target is busy"
+        reason = "every target is busy" if self.open_lanes() else "no target is available"
         waited_s = self._config.queue_timeout_s
         running.emit(GenerationFailed(503, "service_unavailable", f"{reason} after {waited_s:g} s in the queue"))
         self._give_up(running)
@@ -109,20 +113,42 @@ class Placement:
 
     def place_in_free_room(self, running: RunningSequence) -> bool:
         """Place the sequence on the target with fewest sequences that has room; False if none has."""
-        sequence = running.sequence
-        lanes = sorted(self._lanes.values(), key=lambda lane: len(lane.running))
-        if sum(len(lane.running) for lane in lanes) >= self._config.max_running_sequences:
+        if sum(len(lane.running) for lane in self._lanes.values()) >= self._config.max_running_sequences:
             return False
+        lane = self._admitted_by(running.sequence)
+        if lane is None:
+            return False
+        self._join(lane, running)
+        return True
+
+    def move(self, running: RunningSequence) -> bool:
+        """Move the sequence to another target, where it resumes from its committed tokens; False if none has room.
+
+        Answers on their way belong to an older epoch.
+        """
+        sequence = running.sequence
+        lane = self._admitted_by(sequence)
+        if lane is None:
+            return False
+        self._leave_all(sequence)
+        self._join(lane, running)
+        return True
+
+    def _admitted_by(self, sequence: Sequence) -> Lane | None:
+        """Reserve room for the sequence on the target with fewest sequences that has any."""
         most = most_tokens(sequence)
-        for lane in lanes:
+        for lane in sorted(self.open_lanes(), key=lambda lane: len(lane.running)):
             ledger = lane.target.ledger
             if ledger.could_hold(most) and ledger.admit(sequence.sequence_id, sequence.length, most):
-                self.assign_drafter(running, lane)
-                sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
-                running.leave_queue()
-                lane.join(running)
-                return True
-        return False
+                return lane
+        return None
+
+    def _join(self, lane: Lane, running: RunningSequence) -> None:
+        self.assign_drafter(running, lane)
+        sequence = running.sequence
+        sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
+        running.leave_queue()
+        lane.join(running)
 
     def assign_drafter(self, running: RunningSequence, lane: Lane | None = None) -> None:
         """Give the sequence the drafter that does best for such traffic, of those it accepts; none is not an error.
@@ -190,7 +216,8 @@ class Placement:
         """Take a client's sequence off its target to make room for older ones; it is in line again, by its age.
 
         Its committed tokens stay. The next target reads them again, and answers on their way belong to an older epoch.
-        No queue timeout runs: it was admitted already, and waits for sequences that make progress.
+        No queue timeout runs while a target takes sequences: it was admitted already, and waits for those that make
+        progress.
         """
         sequence = running.sequence
         logger.debug(
@@ -199,12 +226,9 @@ class Placement:
             sequence.target.worker_id,
             sequence.target.cached_tokens,
         )
-        self._leave_workers(sequence)
-        sequence.target.assign(None)
-        sequence.drafter.assign(None)
-        sequence.epoch += 1
+        self._leave_all(sequence)
         self._totals.add(preemptions=1)
-        self.line_up(running, timed=False)
+        self.line_up(running, timed=not self.open_lanes())
 
     def take_out(self, running: RunningSequence) -> None:
         """Take the sequence out of service and free its KV everywhere."""
@@ -216,6 +240,13 @@ class Placement:
 
     def _lane_of(self, sequence: Sequence) -> Lane | None:
         return self._lanes.get(sequence.target.worker_id or "")
+
+    def _leave_all(self, sequence: Sequence) -> None:
+        """Leave target and drafter for others that know nothing of the sequence yet."""
+        self._leave_workers(sequence)
+        sequence.target.assign(None)
+        sequence.drafter.assign(None)
+        sequence.epoch += 1
 
     def _leave_workers(self, sequence: Sequence) -> None:
         if lane := self._lane_of(sequence):

@@ -5,6 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from workers.messages import (
 from workers.router.config import RouterConfig
 from workers.router.detached import detached_task
 from workers.router.draft_length import DraftLengthOptions, DraftLengthPolicy, draft_length_policy
+from workers.router.draining import Draining
 from workers.router.lane import Lane, LaneEvents
 from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
@@ -62,13 +64,15 @@ class Router:
             config, self._lanes, self._drafters, self._totals, self._make_room, give_up=self._end
         )
         self._checks = OnlineChecks(config, self._place_check, self._placement.take_out, self._end)
+        self._draining = Draining(self._lanes, self._placement, self._drop_drafter, self._make_room)
+        self._had_targets = False
         # Workers may still hold sequences of an earlier router; a random start keeps ids apart.
         self._next_sequence_id = secrets.randbits(48) << 14
 
     # --- workers --------------------------------------------------------------------------------------------
 
     async def register(self, registration: WorkerRegistration, link: "Link") -> None:
-        """Take a worker into service; a worker already known is left as it is.
+        """Take a worker into service; one that is known, or has drained, is left as it is.
 
         Raises ConfigurationError when its vocabulary differs from that of the workers in service, LinkError when it
         does not answer.
@@ -87,6 +91,15 @@ class Router:
             self._start_lane(peer)
         logger.info("registered %s worker %s (%s)", registration.role, registration.worker_id, registration.name)
         self._place_waiting()
+
+    def drain(self, worker_id: str) -> int:
+        """See `Draining.drain`; call again to go on, and unregister the worker when none is left or time is up."""
+        return self._draining.drain(worker_id)
+
+    def drain_service(self) -> int:
+        """Refuse new requests from now on; return how many sequences of clients have not ended."""
+        self._draining.service = True
+        return self._clients_running() + len(self._placement.waiting)
 
     def unregister(self, worker_id: str) -> None:
         """Take a worker out of service; its sequences go on elsewhere."""
@@ -122,14 +135,15 @@ class Router:
             reports = await asyncio.gather(*(peer.report(STATS_DEADLINE_S) for peer in peers))
         else:
             reports = [WorkerReport(peer.registration, None) for peer in peers]
-        running = sum(not running.is_check for running in self._running())
         return RouterStatus(
-            running,
+            self._clients_running(),
             len(self._placement.waiting),
-            tuple(reports),
+            tuple(replace(report, draining=report.registration.worker_id in self._draining) for report in reports),
             self._totals.totals,
             online_check=self._checks.totals,
             drafters=self._drafters.reports(),
+            loading=not self._had_targets,
+            draining=self._draining.service,
         )
 
     async def close(self) -> None:
@@ -146,6 +160,8 @@ class Router:
 
     def _admit(self, request: GenerationRequest) -> RunningSequence | GenerationFailed:
         """Place the request or let it wait, or say why it can do neither."""
+        if self._draining.service:
+            return GenerationFailed(503, "draining", "the service is shutting down and takes no new requests")
         running = RunningSequence(self._new_sequence(request), deadline_s=time.monotonic() + request.timeout_s)
         waiting = len(self._placement.waiting)
         if self._placement.is_too_large(running.sequence):
@@ -200,6 +216,7 @@ class Router:
         events = LaneEvents(
             self._end, self._on_preempted, self._on_drafter_failed, self._on_drafter_benched, self._on_target_failed
         )
+        self._had_targets = True
         lane = Lane(target, self._drafters, self._config, self._make_policy(), self._totals, events)
         self._lanes[target.worker_id] = lane
         self._lane_tasks[target.worker_id] = detached_task(lane.run())
@@ -243,7 +260,7 @@ class Router:
         for running in moved:
             running.sequence.target.assign(None)
             running.sequence.epoch += 1
-            running.target_failures += 1
+            running.target_failures += not lane.draining
             if running.is_check or running.target_failures >= MAX_TARGET_FAILURES:
                 failed.append(running)
             else:
@@ -252,15 +269,16 @@ class Router:
             reason = "its target failed" if running.is_check else "its target failed again and again"
             running.emit(GenerationFailed(503, "service_unavailable", reason))
             self._end(running)
-        if not self._lanes:
+        if not self._placement.open_lanes():
             self._placement.start_clocks()
         self._place_waiting()
 
     # --- helpers --------------------------------------------------------------------------------------------
 
     def _is_registered(self, registration: WorkerRegistration) -> bool:
-        """Whether the worker is in service. Raises ConfigurationError if it cannot serve beside those that are."""
-        if registration.worker_id in self._drafters or registration.worker_id in self._lanes:
+        """Whether the worker is, or was, in service. Raises ConfigurationError if it cannot serve beside the others."""
+        worker_id = registration.worker_id
+        if worker_id in self._drafters or worker_id in self._lanes or worker_id in self._draining:
             return True
         for peer in self._peers():
             if peer.registration.vocabulary_size != registration.vocabulary_size:
@@ -275,6 +293,9 @@ class Router:
 
     def _running(self) -> list[RunningSequence]:
         return self._placement.running()
+
+    def _clients_running(self) -> int:
+        return sum(not running.is_check for running in self._running())
 
 
 def _too_large(request: GenerationRequest) -> GenerationFailed:
