@@ -14,6 +14,7 @@ from deployments.complete_command import complete_command
 from deployments.console import API_KEY_VARIABLE, console, one_line_errors
 from deployments.hash_key_command import hash_key_command
 from deployments.local_service import LocalService, local_service
+from deployments.plan_command import plan_command
 from deployments.status_command import status_command
 from deployments.verify_command import verify_command
 
@@ -26,6 +27,7 @@ cli.command("bench")(bench_command)
 cli.command("status")(status_command)
 cli.command("complete")(complete_command)
 cli.command("hash-key")(hash_key_command)
+cli.command("plan")(plan_command)
 
 
 @cli.callback()
