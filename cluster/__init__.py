@@ -1,1 +1,1 @@
-"""Which accelerator hosts what, what fits on it, and what it will bring: arithmetic alone, without Ray and torch."""
+"""Which accelerator hosts what, how many of each, and when that changes. Knows nothing of Ray."""

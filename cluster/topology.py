@@ -16,7 +16,8 @@ EPSILON = 1e-6
 class Role:
     """A target or a kind of drafter: `replicas` workers of `ranks` processes each, all alike.
 
-    `key` is its section of the configuration, `labels` what a node must have to run it.
+    `key` is its section of the configuration, `labels` what a node must have to run it: Ray's label selectors, `value`,
+    `in(a, b)`, or `!` before either, which also takes nodes without the label.
     """
 
     key: str
@@ -73,7 +74,7 @@ def role_problems(role: Role) -> Iterator[str]:
             f"machines with more than {device.per_node} x {device.name} are not usual"
         )
     named = role.labels.get(RAY_ACCELERATOR_LABEL)
-    if named is not None and named != device.ray_type:
+    if named is not None and not _selects(named, device.ray_type):
         yield (
             f"{role.key}.node_labels: {RAY_ACCELERATOR_LABEL} is {named}, and Ray's name of {device.name} "
             f"is {device.ray_type}"
@@ -136,11 +137,39 @@ def _has(left: Mapping[str, float], asked: Mapping[str, float]) -> bool:
 
 
 def _matches(asked: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    return all(labels.get(name) == value for name, value in asked.items())
+    return all(_selects(selector, labels.get(name)) for name, selector in asked.items())
+
+
+def is_one_value(selector: str) -> bool:
+    """Whether a label selector names a single value."""
+    return bool(selector) and not selector.startswith(("!", "in("))
+
+
+def _selects(selector: str, value: str | None) -> bool:
+    wanted, values = _parsed(selector)
+    return (value in values) == wanted
+
+
+def _parsed(selector: str) -> tuple[bool, frozenset[str]]:
+    """Whether the label must have one of the values, or none of them; and the values."""
+    values = selector.removeprefix("!")
+    if values.startswith("in("):
+        values = values[len("in(") : -1]
+    return not selector.startswith("!"), frozenset(each.strip() for each in values.split(","))
 
 
 def _are_apart(first: Mapping[str, str], second: Mapping[str, str]) -> bool:
-    return any(second.get(name, value) != value for name, value in first.items())
+    """Whether some label keeps the nodes of one from those of the other."""
+    return any(_exclude(_parsed(first[name]), _parsed(second[name])) for name in first.keys() & second.keys())
+
+
+def _exclude(first: tuple[bool, frozenset[str]], second: tuple[bool, frozenset[str]]) -> bool:
+    if first[0] and second[0]:
+        return not first[1] & second[1]
+    if first[0] != second[0]:
+        wanted, unwanted = (first[1], second[1]) if first[0] else (second[1], first[1])
+        return wanted <= unwanted
+    return False
 
 
 def _list(items: Mapping[str, object]) -> str:

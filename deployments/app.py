@@ -37,7 +37,7 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
     router = serve.deployment(
         RouterActor,
         name="Router",
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=_without_cpu(config.router.node_labels),
         max_ongoing_requests=UNLIMITED_REQUESTS,
         logging_config=WITHOUT_ACCESS_LOG,
     ).bind(config.router_config(), model.tokenizer_json, config.router.link)
@@ -55,7 +55,7 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         serve.ingress()(Ingress),
         name="Ingress",
         num_replicas=config.ingress.replicas,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=_without_cpu(config.ingress.node_labels),
         max_ongoing_requests=UNLIMITED_REQUESTS,
         graceful_shutdown_timeout_s=STREAM_DRAIN_TIMEOUT_S,
     )
@@ -76,6 +76,11 @@ def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:
     )
 
 
+def _without_cpu(node_labels: dict[str, str]) -> dict[str, Any]:
+    """Actor options of what needs no CPU of its own, which Ray would otherwise put on any node."""
+    return {"num_cpus": 0} | ({"label_selector": node_labels} if node_labels else {})
+
+
 def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_attempts: int) -> Any:
     """A supervisor needs no CPU of its own; its placement group holds one bundle per worker process."""
     return serve.deployment(
@@ -85,6 +90,7 @@ def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_a
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=[section.worker_resources()] * processes,
         placement_group_strategy="STRICT_PACK",
+        placement_group_bundle_label_selector=[section.node_labels] if section.node_labels else None,
         health_check_period_s=5,
         health_check_timeout_s=15,
         graceful_shutdown_timeout_s=STREAM_DRAIN_TIMEOUT_S,

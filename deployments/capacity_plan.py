@@ -15,7 +15,7 @@ from cluster.capacity import (
 )
 from cluster.errors import PlanError
 from cluster.memory_plan import MemoryPlan, WorkerNeed, memory_problems, memory_warnings, plan_memory
-from cluster.topology import Node, Placement, Role, place, role_problems, topology_warnings
+from cluster.topology import Node, Placement, Role, is_one_value, place, role_problems, topology_warnings
 from deployments.config import DrafterSection, LeadoutConfig, TargetSection, WorkerSection
 from deployments.model_shapes import FoundShape, find_shape
 from workers.errors import ConfigurationError
@@ -122,18 +122,16 @@ def _role(config: LeadoutConfig, name: str, key: str, section: WorkerSection, op
     found = find_shape(key, section.model)
     ranks = section.tensor_parallel_size if isinstance(section, TargetSection) else 1
     need = _need(config, key, section, found, ranks)
-    role = Role(key, device, section.replicas, ranks, section.num_cpus, section.num_gpus, _labels(section))
+    role = Role(key, device, section.replicas, ranks, section.num_cpus, section.num_gpus, section.node_labels)
     return RolePlan(name, role, found, plan_memory(need, device), _step(section, need, device, options))
-
-
-def _labels(section: WorkerSection) -> Mapping[str, str]:
-    labels: Mapping[str, str] = getattr(section, "node_labels", {})
-    return labels
 
 
 def _accelerator(name: str, key: str, section: WorkerSection, options: PlanOptions) -> Accelerator:
     """The one that the command names, or that the labels ask for; without GPUs, the CPU."""
-    said = options.accelerators.get(name) or _labels(section).get(RAY_ACCELERATOR_LABEL)
+    said = options.accelerators.get(name)
+    asked = section.node_labels.get(RAY_ACCELERATOR_LABEL, "")
+    if said is None and is_one_value(asked):
+        said = asked
     if said is None and section.num_gpus == 0:
         said = "CPU"
     if said is None:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from deployments.access import AccessRules
 from deployments.api_keys import read_keys
+from deployments.node_labels import NodeLabels
 from workers.drafters.registry import DrafterKind, DrafterSpec
 from workers.emulated.timing import DrafterTiming, TargetTiming
 from workers.engine.config import EngineConfig
@@ -56,6 +57,7 @@ class WorkerSection(_Section):
     replicas: int = Field(1, ge=0)
     num_cpus: float = Field(1.0, ge=0, description="Ray CPUs per worker process")
     num_gpus: float = Field(0.0, ge=0, description="Ray GPUs per worker process")
+    node_labels: NodeLabels = Field(default_factory=dict, description="labels of the nodes that workers may run on")
 
     @model_validator(mode="after")
     def _needs_a_resource(self) -> "WorkerSection":
@@ -163,6 +165,7 @@ class RouterSection(_Section):
     propose_deadline_s: float = Field(10.0, gt=0)
     verify_deadline_s: float = Field(60.0, gt=0)
     link: LinkChoice = Field("auto", description="what carries messages to workers; auto: zmq, or ray where it fails")
+    node_labels: NodeLabels = Field(default_factory=dict, description="labels of the nodes that the router may run on")
 
 
 class IngressSection(_Section):
@@ -175,6 +178,7 @@ class IngressSection(_Section):
     api_keys_file: str | None = Field(None, min_length=1, description="file with digests of the keys that are let in")
     api_keys_env: str | None = Field(None, min_length=1, description="environment variable with the same lines")
     max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in progress, per ingress process")
+    node_labels: NodeLabels = Field(default_factory=dict, description="labels of the nodes that it may run on")
 
     def access_rules(self) -> AccessRules:
         """Return who is let in; reads the keys. ConfigurationError if they cannot be read."""
@@ -203,7 +207,7 @@ class LeadoutConfig(_Section):
         """Return what the router needs."""
         speculation = self.speculation.model_dump()
         speculation["verification"] = Verification(self.speculation.verification)
-        return RouterConfig(**speculation, **self.router.model_dump(exclude={"link"}))
+        return RouterConfig(**speculation, **self.router.model_dump(exclude={"link", "node_labels"}))
 
 
 def parse_config(arguments: object) -> LeadoutConfig:

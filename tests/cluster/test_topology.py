@@ -64,6 +64,24 @@ def test_roles_that_could_take_each_others_gpus_are_warned_about() -> None:
     assert list(topology_warnings([TARGET, replace(DRAFTER, labels={}, replicas=0)])) == []
 
 
+@pytest.mark.parametrize(
+    ("selector", "takes_a", "takes_none"),
+    [
+        ("a", True, False),
+        ("in(b, a)", True, False),
+        ("!a", False, True),
+        ("!in(a, b)", False, True),
+        ("!b", True, True),
+    ],
+)
+def test_labels_are_selected_as_ray_does(selector: str, takes_a: bool, takes_none: bool) -> None:
+    role = replace(DRAFTER, replicas=1, labels={"pool": selector})
+    for labels, taken in (({"pool": "a"}, takes_a), ({}, takes_none)):
+        assert bool(place([role], [Node("node", labels, {"CPU": 1.0, "GPU": 1.0})]).replicas) is taken
+    target = replace(TARGET, labels={"pool": "a"})
+    assert bool(list(topology_warnings([target, role]))) is takes_a
+
+
 def test_accelerators_are_found_by_either_name() -> None:
     assert accelerator("L4") is CATALOGUE["L4"]
     with pytest.raises(PlanError, match="A100 may be A100-40GB or A100-80GB"):

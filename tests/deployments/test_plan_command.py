@@ -73,6 +73,17 @@ def test_measured_times_and_acceptance_go_into_the_formula(tmp_path: Path) -> No
     assert "drafter small does not pay at any load" in slow["warnings"]
 
 
+def test_labels_name_the_accelerator_and_keep_roles_apart(tmp_path: Path) -> None:
+    label = "ray.io/accelerator-type"
+    path = large(tmp_path, {"node_labels": {label: "H100"}}, {"node_labels": {label: "L4"}})
+    plan = as_json(path)
+    assert plan["gpus"] == {"H100": 4, "L4": 2}
+    assert not [line for line in plan["warnings"] if "each other's GPUs" in line]
+    (problem,) = as_json(path, "--accelerator", "target=H200")["problems"]
+    assert problem == f"target.node_labels: {label} is H100, and Ray's name of H200 is H200"
+    assert [line for line in as_json(large(tmp_path), *ON_GPUS)["warnings"] if "each other's GPUs" in line]
+
+
 def test_emulated_times_are_taken_as_they_are(tmp_path: Path) -> None:
     path = large(
         tmp_path, {"emulated": {"base_ms": 30.0, "token_ms": 0.5}}, {"emulated": {"step_ms": 4.0, "row_ms": 0.0}}
