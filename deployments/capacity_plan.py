@@ -95,7 +95,8 @@ def plan_deployment(config: LeadoutConfig, options: PlanOptions) -> DeploymentPl
         for index, section in enumerate(config.drafters)
     ]
     roles = (target, *drafters)
-    rows = [_pair(config, target, drafter, options) for drafter in drafters]
+    pairs = [_pair(config, target, drafter, options) for drafter in drafters]
+    automatic = [f"drafters[{index}]" for index, each in enumerate(config.drafters) if each.quantization == "auto"]
     placement = _placed(roles, options.nodes)
     problems = [
         line
@@ -105,9 +106,9 @@ def plan_deployment(config: LeadoutConfig, options: PlanOptions) -> DeploymentPl
     ]
     return DeploymentPlan(
         roles,
-        tuple(rows),
+        tuple(pairs),
         (*problems, *placement.problems),
-        tuple(_warnings(roles, rows)),
+        tuple(_warnings(roles, pairs, automatic)),
         placement.replicas,
     )
 
@@ -205,7 +206,7 @@ def _placed(roles: Sequence[RolePlan], nodes: Sequence[Node]) -> Placement:
     return place(asked, nodes)
 
 
-def _warnings(roles: Sequence[RolePlan], pairs: Sequence[PairPlan]) -> list[str]:
+def _warnings(roles: Sequence[RolePlan], pairs: Sequence[PairPlan], automatic: Sequence[str]) -> list[str]:
     lines = [line for each in roles if each.role.replicas for line in memory_warnings(each.memory)]
     lines += topology_warnings([each.role for each in roles])
     lines += [
@@ -219,6 +220,7 @@ def _warnings(roles: Sequence[RolePlan], pairs: Sequence[PairPlan]) -> list[str]
         for each in roles
         if each.step.origin == "roofline" and not each.role.accelerator.is_gpu
     ]
+    lines += [f"{key}.quantization: auto is counted as none, the largest form" for key in automatic]
     for pair in pairs:
         if not pair.needed:
             lines.append(f"drafter {pair.drafter} does not pay at any load")

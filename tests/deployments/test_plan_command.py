@@ -93,6 +93,12 @@ def test_emulated_times_are_taken_as_they_are(tmp_path: Path) -> None:
     assert plan["roles"][0]["step_ms"] == 30.5
 
 
+def test_a_form_that_is_chosen_later_counts_as_the_largest(tmp_path: Path) -> None:
+    plan = as_json(large(tmp_path, drafter={"quantization": "auto"}), *ON_GPUS)
+    assert plan["roles"][1]["memory_per_process"]["weights"] == pytest.approx(2 * 1_235_814_400)
+    assert "drafters[0].quantization: auto is counted as none, the largest form" in plan["warnings"]
+
+
 def test_too_little_memory_ends_with_one_and_says_what_would_do(tmp_path: Path) -> None:
     path = large(tmp_path)
     result = invoke(path, "--accelerator", "target=A100-40GB", "--accelerator", "small=L4")
