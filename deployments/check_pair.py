@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cluster.capacity import speed_up
 from deployments.in_process import answer_all
 from deployments.pair_prompts import BEGINNINGS, QUESTIONS
 from deployments.text import TextCodec
@@ -78,9 +79,8 @@ class Measurement:
 
     def speed_up(self, draft_tokens: int) -> float:
         """Return the expected speed over plain decoding's, messages and draws not counted."""
-        committed = sum(self.acceptance**place for place in range(draft_tokens + 1))
-        round_ms = draft_tokens * self.draft_ms + self.verify_ms[draft_tokens + 1]
-        return committed * self.verify_ms[1] / round_ms
+        verify_ms = self.verify_ms[draft_tokens + 1]
+        return speed_up(self.acceptance, draft_tokens, self.draft_ms, verify_ms, self.verify_ms[1])
 
     @property
     def best_draft_tokens(self) -> int:

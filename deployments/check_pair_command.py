@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cluster.capacity import expected_tokens
 from deployments.console import one_line_errors, shown_steps
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _measured(measurement: "Measurement") -> Table:
     table = Table("draft tokens", "draft, ms", "verify, ms", "expected tokens", "expected speed-up")
     table.add_row("0", "", f"{measurement.verify_ms[1]:.2f}", "1.00", "1.00")
     for count in DRAFT_LENGTHS:
-        tokens = sum(measurement.acceptance**place for place in range(count + 1))
+        tokens = expected_tokens(measurement.acceptance, count)
         table.add_row(
             str(count),
             f"{count * measurement.draft_ms:.2f}",

@@ -15,6 +15,7 @@ from deployments.console import API_KEY_VARIABLE, console, one_line_errors
 from deployments.fetch_command import fetch_command
 from deployments.hash_key_command import hash_key_command
 from deployments.local_service import LocalService, local_service
+from deployments.plan_command import plan_command
 from deployments.status_command import status_command
 from deployments.verify_command import verify_command
 
@@ -28,6 +29,7 @@ cli.command("status")(status_command)
 cli.command("complete")(complete_command)
 cli.command("fetch")(fetch_command)
 cli.command("hash-key")(hash_key_command)
+cli.command("plan")(plan_command)
 
 
 @cli.callback()

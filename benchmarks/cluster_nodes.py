@@ -1,0 +1,72 @@
+"""Several Ray nodes on one machine, each with labels and GPUs that it only claims to have."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+
+HEAD_LABELS = {"leadout/role": "head"}
+OBJECT_STORE_BYTES = 80 * 2**20
+
+
+class Nodes:
+    """The nodes that run, by name. Each is a raylet of its own, the parent of all workers that Ray puts on it."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._nodes: dict[str, Any] = {}
+
+    def add(self, name: str, cpus: int, gpus: int, labels: Mapping[str, str]) -> None:
+        """Start a node and wait until the others know it."""
+        self._nodes[name] = self._cluster.add_node(
+            num_cpus=cpus, num_gpus=gpus, labels=dict(labels), object_store_memory=OBJECT_STORE_BYTES
+        )
+
+    def kill(self, name: str) -> None:
+        """End a node as a machine ends that loses its power: with all its processes, and without a word."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def node_of(self, process_id: int) -> str | None:
+        """Return the node on which a worker process runs; None if it is gone or elsewhere."""
+        raylets = {node.all_processes["raylet"][0].process.pid: name for name, node in self._nodes.items()}
+        try:
+            return raylets.get(psutil.Process(process_id).ppid())
+        except psutil.NoSuchProcess:
+            return None
+
+
+@contextlib.contextmanager
+def several_nodes() -> Iterator[Nodes]:
+    """Start a head node with `HEAD_LABELS` and no GPU, and connect to it; end all nodes with the block.
+
+    Ray gives a node half a minute to start, which a very busy machine may exceed.
+    """
+    # Ray puts sockets below this folder, whose paths may not exceed 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="lo-", dir="/tmp"))
+    os.environ["RAY_TMPDIR"] = str(folder)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    cluster = None
+    try:
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 1,
+                "labels": HEAD_LABELS,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+            },
+        )
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield Nodes(cluster)
+    finally:
+        ray.shutdown()
+        if cluster is not None:
+            cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
