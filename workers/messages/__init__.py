@@ -21,6 +21,7 @@ from workers.messages.generation import (
     TokenLogprobs,
     Verification,
 )
+from workers.messages.load import DrafterPoolLoad, RouterLoad
 from workers.messages.service import (
     DrafterReport,
     LinkAddress,
@@ -64,6 +65,7 @@ __all__ = [
     "DraftAheadRequest",
     "DraftAheadResponse",
     "DraftedAheadItem",
+    "DrafterPoolLoad",
     "DrafterReport",
     "FinishReason",
     "Float32s",
@@ -82,6 +84,7 @@ __all__ = [
     "ProposedItem",
     "ReleaseRequest",
     "RoundTotals",
+    "RouterLoad",
     "RouterStatus",
     "SamplingParams",
     "SparseProbabilities",

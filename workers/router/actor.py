@@ -50,3 +50,7 @@ class RouterActor:
         status = await self._router.status(with_worker_stats)
         reports = (replace(entry, link=self._links.kind_of(entry.registration.worker_id)) for entry in status.workers)
         return replace(status, workers=tuple(reports))
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve again and again, and handed to the policies: see `Router.load`."""
+        return self._router.load().as_metrics()
