@@ -5,7 +5,10 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from deployments.config import LeadoutConfig, WorkerSection, parse_config
+from deployments.autoscaler import DRAFTERS, INGRESS, ROUTER, TARGETS
+from deployments.autoscaling_config import PoolAutoscaling
+from deployments.autoscaling_policy import serve_autoscaling
+from deployments.config import IngressSection, LeadoutConfig, WorkerSection, parse_config
 from deployments.ingress import Ingress
 from deployments.planning import ServingLimits
 from deployments.pools import DraftPool, TargetPool
@@ -40,24 +43,32 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=UNLIMITED_REQUESTS,
         logging_config=WITHOUT_ACCESS_LOG,
+        **_router_replicas(config),
     ).bind(config.router_config(), model.tokenizer_json, config.router.link)
-    targets = _pool(TargetPool, "TargetPool", config.target, config.target.tensor_parallel_size, start_attempts).bind(
+    size = config.target.tensor_parallel_size
+    replicas = _replicas(config, TARGETS, config.target)
+    targets = _pool(TargetPool, "TargetPool", config.target, size, start_attempts, replicas).bind(
         config.target, router, config.worker_load_timeout_s
     )
     drafters = [
-        _pool(DraftPool, f"DraftPool-{section.name}", section, 1, start_attempts).bind(
-            section, router, config.worker_load_timeout_s
-        )
+        _pool(
+            DraftPool,
+            f"DraftPool-{section.name}",
+            section,
+            1,
+            start_attempts,
+            _replicas(config, DRAFTERS + section.name, section),
+        ).bind(section, router, config.worker_load_timeout_s)
         for section in config.drafters
-        if section.replicas > 0
+        if section.most_replicas > 0
     ]
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
-        num_replicas=config.ingress.replicas,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=UNLIMITED_REQUESTS,
         graceful_shutdown_timeout_s=STREAM_DRAIN_TIMEOUT_S,
+        **_replicas(config, INGRESS, config.ingress),
     )
     return ingress.bind(config.target.model, serving_limits(config, model), router, [targets, *drafters])
 
@@ -76,12 +87,31 @@ def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:
     )
 
 
-def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_attempts: int) -> Any:
+def _replicas(config: LeadoutConfig, pool: str, section: WorkerSection | IngressSection) -> dict[str, Any]:
+    """Return Serve's options for a fixed number of replicas, or for one that follows the load."""
+    if section.autoscaling is None:
+        return {"num_replicas": section.replicas}
+    return _autoscaled(config, pool, section.autoscaling)
+
+
+def _router_replicas(config: LeadoutConfig) -> dict[str, Any]:
+    """One router; where anything scales, it tells Serve's controller its load."""
+    return {} if config.autoscaling_settings() is None else _autoscaled(config, ROUTER, None)
+
+
+def _autoscaled(config: LeadoutConfig, pool: str, section: PoolAutoscaling | None) -> dict[str, Any]:
+    settings = config.autoscaling_settings()
+    assert settings is not None
+    return {"autoscaling_config": serve_autoscaling(pool, section, settings, config.autoscaling.interval_s)}
+
+
+def _pool(
+    pool: type, name: str, section: WorkerSection, processes: int, start_attempts: int, replicas: dict[str, Any]
+) -> Any:
     """A supervisor needs no CPU of its own; its placement group holds one bundle per worker process."""
     return serve.deployment(
         pool,
         name=name,
-        num_replicas=section.replicas,
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=[section.worker_resources()] * processes,
         placement_group_strategy="STRICT_PACK",
@@ -90,4 +120,5 @@ def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_a
         graceful_shutdown_timeout_s=STREAM_DRAIN_TIMEOUT_S,
         max_constructor_retry_count=start_attempts,
         logging_config=WITHOUT_ACCESS_LOG,
+        **replicas,
     )

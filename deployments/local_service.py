@@ -59,7 +59,7 @@ def local_service(config_path: Path, port: int | None, host: str | None) -> Iter
             deploy(wire(config, model, start_attempts=1), address, listen_port, file.route_prefix)
             url = f"http://{address}:{listen_port}{file.route_prefix.rstrip('/')}"
             wait_until_ready(url, READY_TIMEOUT_S)
-        drafters = sum(drafter.replicas for drafter in config.drafters)
+        drafters = sum(drafter.first_replicas for drafter in config.drafters)
         yield LocalService(url, config.target.served_name, drafters, asks_for_key)
 
 
