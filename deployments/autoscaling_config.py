@@ -58,7 +58,7 @@ class DrafterAutoscaling(PoolAutoscaling):
     exposed_wait: Share = Field(0.2, description="share of rounds' time waited for drafts; above it there are too few")
     late_drafts: Share = Field(0.05, description="share of proposals that come too late; above it there are too few")
     least_draft_tokens: float = Field(0.5, ge=0, description="per verification; below it drafters are useless")
-    least_per_target: float = Field(0.0, ge=0, description="drafters for each target, while they are of use")
+    least_per_target: float = Field(0.5, ge=0, description="drafters for each target, while they are of use")
     most_per_target: float = Field(2.0, gt=0, description="drafters for each target at most")
     retry_s: float = Field(300.0, gt=0, description="until useless drafters are tried again; doubles each time")
 

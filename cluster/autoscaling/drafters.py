@@ -11,6 +11,8 @@ BAND = 0.2
 """By so much the remaining drafters must meet what is asked of them before one goes."""
 CONTENDED = 0.5
 """Drafters that compute less than this share of the time would not be quicker if there were more of them."""
+SATURATED = 0.9
+"""Drafters that compute more than this share of the time are too few, even if short drafts keep the wait short."""
 EASED = 0.7
 """Drafts that did not pay may pay again when the load has fallen to this share."""
 ENOUGH_VERIFICATIONS = 20
@@ -88,7 +90,8 @@ def _too_few(settings: DrafterSettings, snapshot: ServiceSnapshot, usable: int) 
     load = snapshot.load
     contended = load.drafters_busy >= CONTENDED * usable
     waited = load.exposed_draft_wait > settings.exposed_wait and contended
-    return waited or load.late_drafts > settings.late_drafts or load.undrafted > 0
+    saturated = load.drafters_busy >= SATURATED * usable
+    return waited or saturated or load.late_drafts > settings.late_drafts or load.undrafted > 0
 
 
 def _one_less_does(settings: DrafterSettings, snapshot: ServiceSnapshot, usable: int) -> bool:
@@ -102,11 +105,12 @@ def _one_less_does(settings: DrafterSettings, snapshot: ServiceSnapshot, usable:
 
 
 def _paused(settings: DrafterSettings, state: DrafterState, snapshot: ServiceSnapshot) -> DrafterState:
-    """Note why drafters are given up. A load that stays is no reason to try them again soon."""
+    """Note why drafters are given up. A load that stays is no reason to try them again soon, nor one tried in vain."""
+    load = snapshot.sequences_per_target
     wait_s = settings.retry_s * 2 ** min(state.trials, MOST_DOUBLINGS)
     return replace(
         state,
-        paused_load=snapshot.sequences_per_target,
+        paused_load=load if state.paused_load is None else min(load, state.paused_load),
         retry_at_s=snapshot.now_s + wait_s,
         trials=state.trials + 1,
     )

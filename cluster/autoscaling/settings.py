@@ -51,7 +51,7 @@ class DrafterSettings:
     exposed_wait: float = 0.2
     late_drafts: float = 0.05
     least_draft_tokens: float = 0.5
-    least_per_target: float = 0.0
+    least_per_target: float = 0.5
     most_per_target: float = 2.0
     retry_s: float = 300.0
 

@@ -13,7 +13,9 @@ from cluster.autoscaling.settings import TargetSettings
 from cluster.autoscaling.snapshot import ServiceSnapshot
 
 GROWTH = 2.0
-"""A step asks for so many times as many targets at most; one down leaves at least that fraction of them."""
+"""A missed objective asks for so many times as many targets at most; a step down leaves at least the half of them."""
+COMFORT = 0.7
+"""Where every measure keeps this far below its objective, a target is known to serve what it has."""
 BAND = 0.2
 """By so much fewer targets must be able to serve the load easily before they have to."""
 CAUTION = 0.9
@@ -61,8 +63,9 @@ def _learned(settings: TargetSettings, state: TargetState, snapshot: ServiceSnap
     if not targets.settled or targets.usable == 0 or load.running == 0:
         return known
     served = load.running / targets.usable
-    if pressure(settings, snapshot) <= 1.0:
-        return max(known, served)
+    pressed = pressure(settings, snapshot)
+    if pressed <= 1.0:
+        return max(known, served) if pressed <= COMFORT else known
     too_slow = load.itl_ms is not None and load.itl_ms > settings.itl_ms
     return max(1.0, min(known, served * CAUTION if too_slow else served))
 
@@ -73,14 +76,13 @@ def _wish(settings: TargetSettings, capacity: float, snapshot: ServiceSnapshot) 
     if usable == 0:
         # Nothing runs that could be measured: whoever waits needs one.
         return max(targets.wanted, 1 if load.streams else 0)
-    most = math.ceil(usable * GROWTH)
     needed = math.ceil(load.streams / capacity)
     pressed = pressure(settings, snapshot)
-    # While replicas start, what is measured is the pressure that they will relieve.
-    if pressed > 1.0 and targets.settled:
+    # While replicas start, what is measured is the pressure that they will relieve; and each serves one at least.
+    if pressed > 1.0 and targets.settled and usable < load.streams:
         needed = max(needed, usable + 1, math.ceil(usable * min(GROWTH, pressed)))
     if needed > usable:
-        return max(targets.wanted, min(needed, most))
+        return max(targets.wanted, needed)
     return targets.wanted if pressed > 1.0 or load.waiting else _fewest(settings, capacity, snapshot)
 
 

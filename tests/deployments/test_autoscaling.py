@@ -38,6 +38,8 @@ BUSY = RouterLoad(
     drafter_pools=(DrafterPoolLoad("tiny", 1, 0, 24),),
 )
 
+CALM = replace(BUSY, running=6, waiting=0, queue_wait_ms=1.0, exposed_draft_wait=0.1, drafters_busy=0.5)
+
 
 @pytest.fixture(autouse=True)
 def _no_autoscaler_is_left() -> Iterator[None]:
@@ -148,9 +150,8 @@ def test_pools_follow_the_load_up_and_down_again_without_turning_back() -> None:
 
 def test_drafters_go_alone_when_nothing_is_accepted_any_more() -> None:
     controller = Controller(SCALED)
-    calm = replace(BUSY, running=6, waiting=0, queue_wait_ms=1.0, exposed_draft_wait=0.1)
-    assert controller.run(calm, 30)[-1] == (1, 1, 1)
-    benched = replace(calm, draft_tokens=0.2, drafter_pools=(DrafterPoolLoad("tiny", 1, 1, 6),))
+    assert controller.run(CALM, 30)[-1] == (1, 1, 1)
+    benched = replace(CALM, draft_tokens=0.2, drafter_pools=(DrafterPoolLoad("tiny", 1, 1, 6),))
     assert controller.run(benched, 30)[-1] == (1, 0, 1)
 
 
@@ -161,10 +162,10 @@ def test_nothing_changes_while_the_router_does_not_tell_its_load() -> None:
 
 def test_a_router_that_is_down_for_a_moment_scales_nothing() -> None:
     controller = Controller(SCALED)
-    controller.run(BUSY, 8)
-    last = controller.now_s
-    assert len(set(controller.run(BUSY, 60, measured_s=last)[6:])) == 1
-    assert controller.wanted() < controller.run(BUSY, 20)[-1]
+    controller.run(CALM, 20)
+    controller.run(BUSY, 2)
+    assert set(controller.run(BUSY, 60, measured_s=controller.now_s - 6.0)) == {(1, 1, 1)}
+    assert controller.run(BUSY, 20)[-1] > (1, 1, 1)
 
 
 def test_only_pools_with_the_section_scale_and_targets_that_do_not_still_bound_drafters() -> None:
