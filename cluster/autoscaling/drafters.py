@@ -13,6 +13,8 @@ CONTENDED = 0.5
 """Drafters that compute less than this share of the time would not be quicker if there were more of them."""
 SATURATED = 0.9
 """Drafters that compute more than this share of the time are too few, even if short drafts keep the wait short."""
+QUIET = 0.2
+"""Where drafters compute less than this share of the time together, what is waited for is no other drafter's work."""
 EASED = 0.7
 """Drafts that did not pay may pay again when the load has fallen to this share."""
 ENOUGH_VERIFICATIONS = 20
@@ -101,7 +103,7 @@ def _one_less_does(settings: DrafterSettings, snapshot: ServiceSnapshot, usable:
     idle = load.drafters_busy <= CONTENDED * (1 - BAND) * (usable - 1)
     hidden = load.exposed_draft_wait * spread <= settings.exposed_wait * (1 - BAND)
     in_time = load.late_drafts * spread <= settings.late_drafts * (1 - BAND)
-    return idle and in_time and (hidden or load.drafters_busy * 4 <= usable) and not load.undrafted
+    return idle and in_time and (hidden or load.drafters_busy <= QUIET) and not load.undrafted
 
 
 def _paused(settings: DrafterSettings, state: DrafterState, snapshot: ServiceSnapshot) -> DrafterState:

@@ -1,5 +1,6 @@
 """Configured autoscaling, through the policies as Serve's controller makes and calls them. No cluster."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,8 @@ from deployments.app import wire
 from deployments.autoscaler import _shared
 from deployments.config import parse_config
 from deployments.preflight import ServedModel
+from tests.fakes import ScriptedDrafter, ScriptedTarget
+from tests.router.helpers import Answer, ask, request, run, serving, turns, until
 from workers.errors import ConfigurationError
 from workers.messages import DrafterPoolLoad, RouterLoad
 
@@ -146,6 +149,30 @@ def test_pools_follow_the_load_up_and_down_again_without_turning_back() -> None:
     fall = controller.run(replace(IDLE, kv_use=(0.0,) * rise[-1][0]), 80)
     assert fall[-1] == (1, 0, 1)
     assert fall == sorted(fall, reverse=True)
+
+
+def test_thirty_streams_of_which_half_are_dropped_leave_no_load_and_no_replica() -> None:
+    async def test() -> tuple[Controller, RouterLoad, RouterLoad]:
+        controller = Controller(SCALED)
+        async with serving(ScriptedTarget(delay_s=0.02), ScriptedDrafter(), max_draft_tokens=2) as router:
+            streams = [asyncio.create_task(ask(router, request(number=number))) for number in range(30)]
+            await until(lambda: router.load().running == 30)
+            open_streams = router.load()
+            controller.run(open_streams, 20)
+            for stream in streams[::2]:
+                stream.cancel()
+            answers = await asyncio.gather(*streams, return_exceptions=True)
+            assert all(isinstance(answer, Answer) and answer.finish_reason for answer in answers[1::2])
+            await turns()
+            return controller, open_streams, router.load()
+
+    controller, open_streams, left = run(test)
+
+    assert open_streams.streams == 30 and controller.wanted()[2] == 3
+    assert left.streams == 0 and left.kv_use == (0.0,)
+    quiet = controller.run(left, 30)
+    assert quiet[-1] == (1, 0, 1)
+    assert set(controller.run(left, 60)) == {(1, 0, 1)}
 
 
 def test_drafters_go_alone_when_nothing_is_accepted_any_more() -> None:

@@ -27,7 +27,8 @@ class RouterLoad:
     one answer to the next, per token.
 
     `exposed_draft_wait` is the share of rounds' time that was spent waiting for drafts, `drafters_busy` how many
-    drafters were computing proposals on average, `late_drafts` the share of proposals that a round did not wait for.
+    drafters were computing proposals on average (of those that worked for one round only the slowest counts), and
+    `late_drafts` the share of proposals that a round did not wait for.
     `draft_tokens` is the mean draft of the drafters per verification (0 where k = 0 was chosen all along), and
     `accepted_length` the mean number of tokens of one; `verifications` says how many there were.
     """
