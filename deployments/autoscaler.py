@@ -24,8 +24,8 @@ logger = logging.getLogger("ray.serve")
 TARGETS, INGRESS, ROUTER = "targets", "ingress", "router"
 DRAFTERS = "drafters/"
 DECIDE_EVERY_S = 0.5
-STALE_AFTER_INTERVALS = 6
-"""What the router told so many intervals ago says nothing of now: then nothing changes."""
+STALE_AFTER_INTERVALS, STALE_AFTER_S = 6, 30.0
+"""What the router told so many intervals ago, and so long ago, says nothing of now: then nothing changes."""
 _shared: dict[str, "Autoscaler"] = {}
 
 
@@ -68,7 +68,7 @@ class Autoscaler:
 
     def see_load(self, load: RouterLoad, measured_s: float, now_s: float) -> None:
         """Decide anew, unless that has just been done, the load is of long ago, or a pool was not seen yet."""
-        if now_s - measured_s > STALE_AFTER_INTERVALS * self.interval_s:
+        if now_s - measured_s > max(STALE_AFTER_S, STALE_AFTER_INTERVALS * self.interval_s):
             self._changes = {}
             return
         if now_s - self._decided_s < DECIDE_EVERY_S or not self._scaled() <= self._pools.keys():
