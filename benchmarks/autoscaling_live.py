@@ -141,7 +141,7 @@ async def dropped_streams(client: httpx.AsyncClient, count: int, tokens: int) ->
 
 async def run(service: Service, quick: bool) -> list[Row]:
     """Go through the phases. RuntimeError if a pool does not follow."""
-    patience_s, hold_s = 300.0, 0.0 if quick else 30.0
+    patience_s, hold_s = 900.0, 0.0 if quick else 30.0
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(base_url=service.url, timeout=300.0, limits=limits) as client:
         watch = Watch(service, client)

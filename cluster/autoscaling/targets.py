@@ -73,10 +73,10 @@ def _learned(settings: TargetSettings, state: TargetState, snapshot: ServiceSnap
 def _wish(settings: TargetSettings, capacity: float, snapshot: ServiceSnapshot) -> int:
     load, targets = snapshot.load, snapshot.targets
     usable = targets.usable
-    if usable == 0:
-        # Nothing runs that could be measured: whoever waits needs one.
-        return max(targets.wanted, 1 if load.streams else 0)
     needed = math.ceil(load.streams / capacity)
+    if usable == 0:
+        # Nothing runs that could be measured; but requests can be counted.
+        return max(targets.wanted, needed)
     pressed = pressure(settings, snapshot)
     # While replicas start, what is measured is the pressure that they will relieve; and each serves one at least.
     if pressed > 1.0 and targets.settled and usable < load.streams:

@@ -86,6 +86,13 @@ def test_targets_that_start_are_not_asked_for_again_however_long_their_start_tak
     assert max(asked) == 2
 
 
+def test_requests_count_before_any_target_is_warm() -> None:
+    state, load = ApplicationState(), RouterLoad(running=16, waiting=30, kv_use=(0.5,))
+    for second in range(11):
+        state, decisions = decide(POOLS, state, replace(snapshot(load, second), targets=ReplicaCounts(1, 0)))
+    assert decisions.targets == 3
+
+
 def test_a_target_goes_only_if_the_others_have_room_for_its_sequences_and_their_kv() -> None:
     light = replace(PAYING, running=6, kv_use=(0.2, 0.2))
     assert insist(light, targets=2).targets == 1
