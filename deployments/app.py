@@ -5,7 +5,10 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from deployments.config import LeadoutConfig, WorkerSection, parse_config
+from deployments.autoscaler import DRAFTERS, INGRESS, ROUTER, TARGETS
+from deployments.autoscaling_config import PoolAutoscaling
+from deployments.autoscaling_policy import serve_autoscaling
+from deployments.config import IngressSection, LeadoutConfig, WorkerSection, parse_config
 from deployments.ingress import Ingress
 from deployments.planning import ServingLimits
 from deployments.pools import DraftPool, TargetPool
@@ -44,24 +47,29 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         max_ongoing_requests=UNLIMITED_REQUESTS,
         logging_config=WITHOUT_ACCESS_LOG,
         **_graceful(grace_s),
+        **_router_replicas(config),
     ).bind(config.router_config(), model.tokenizer_json, config.router.link)
 
-    def pool(kind: type, name: str, section: WorkerSection, processes: int) -> Any:
-        deployment = _pool(kind, name, section, processes, start_attempts, grace_s)
+    def pool(kind: type, name: str, section: WorkerSection, processes: int, replicas: dict[str, Any]) -> Any:
+        options = _graceful(grace_s) | replicas
+        deployment = _pool(kind, name, section, processes, start_attempts, options)
         return deployment.bind(section, router, config.worker_load_timeout_s, grace_s)
 
-    targets = pool(TargetPool, "TargetPool", config.target, config.target.tensor_parallel_size)
+    ranks = config.target.tensor_parallel_size
+    targets = pool(TargetPool, "TargetPool", config.target, ranks, _replicas(config, TARGETS, config.target))
     drafters = [
-        pool(DraftPool, f"DraftPool-{section.name}", section, 1) for section in config.drafters if section.replicas > 0
+        pool(DraftPool, f"DraftPool-{section.name}", section, 1, _replicas(config, DRAFTERS + section.name, section))
+        for section in config.drafters
+        if section.most_replicas > 0
     ]
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
-        num_replicas=config.ingress.replicas,
         ray_actor_options=_without_cpu(config.ingress.node_labels),
         max_ongoing_requests=UNLIMITED_REQUESTS,
         graceful_shutdown_timeout_s=grace_s,
         graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
+        **_replicas(config, INGRESS, config.ingress),
     )
     return ingress.bind(config.target.model, serving_limits(config, model), grace_s, router, [targets, *drafters])
 
@@ -93,12 +101,31 @@ def _graceful(grace_s: float) -> dict[str, Any]:
     }
 
 
-def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_attempts: int, grace_s: float) -> Any:
+def _replicas(config: LeadoutConfig, pool: str, section: WorkerSection | IngressSection) -> dict[str, Any]:
+    """Return Serve's options for a fixed number of replicas, or for one that follows the load."""
+    if section.autoscaling is None:
+        return {"num_replicas": section.replicas}
+    return _autoscaled(config, pool, section.autoscaling)
+
+
+def _router_replicas(config: LeadoutConfig) -> dict[str, Any]:
+    """One router; where anything scales, it tells Serve's controller its load."""
+    return {} if config.autoscaling_settings() is None else _autoscaled(config, ROUTER, None)
+
+
+def _autoscaled(config: LeadoutConfig, pool: str, section: PoolAutoscaling | None) -> dict[str, Any]:
+    settings = config.autoscaling_settings()
+    assert settings is not None
+    return {"autoscaling_config": serve_autoscaling(pool, section, settings, config.autoscaling.interval_s)}
+
+
+def _pool(
+    pool: type, name: str, section: WorkerSection, processes: int, start_attempts: int, options: dict[str, Any]
+) -> Any:
     """A supervisor needs no CPU of its own; its placement group holds one bundle per worker process."""
     return serve.deployment(
         pool,
         name=name,
-        num_replicas=section.replicas,
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=[section.worker_resources()] * processes,
         placement_group_strategy="STRICT_PACK",
@@ -107,5 +134,5 @@ def _pool(pool: type, name: str, section: WorkerSection, processes: int, start_a
         health_check_timeout_s=15,
         max_constructor_retry_count=start_attempts,
         logging_config=WITHOUT_ACCESS_LOG,
-        **_graceful(grace_s),
+        **options,
     )

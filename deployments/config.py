@@ -6,8 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cluster.autoscaling import ApplicationSettings
 from deployments.access import AccessRules
 from deployments.api_keys import read_keys
+from deployments.autoscaling_config import (
+    AutoscalingSection,
+    DrafterAutoscaling,
+    IngressAutoscaling,
+    PoolAutoscaling,
+    TargetAutoscaling,
+)
 from deployments.node_labels import NodeLabels
 from workers.drafters.registry import DrafterKind, DrafterSpec
 from workers.emulated.timing import DrafterTiming, TargetTiming
@@ -26,6 +34,29 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class _Scalable(_Section):
+    """What Serve runs several replicas of: as many as `replicas` says, or as many as it takes."""
+
+    replicas: int = Field(1, ge=0)
+    autoscaling: PoolAutoscaling | None = Field(None, description="as many as it takes, instead of `replicas`")
+
+    @model_validator(mode="after")
+    def _has_one_number(self) -> "_Scalable":
+        if self.autoscaling is not None and "replicas" in self.model_fields_set:
+            raise ValueError("replicas and autoscaling exclude each other")
+        return self
+
+    @property
+    def first_replicas(self) -> int:
+        """How many there are at the start."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.first_replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """How many there may ever be."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
+
 class EmulatedTargetSection(_Section):
     """The time of another device, for measuring schedules; text and acceptance stay the model's own."""
 
@@ -41,7 +72,7 @@ class EmulatedDrafterSection(_Section):
     read_token_ms: float = Field(0.02, ge=0, description="for each further token that is read")
 
 
-class WorkerSection(_Section):
+class WorkerSection(_Scalable):
     """What target and drafters have in common: a model, and the device that runs it."""
 
     model: str = Field(min_length=1, description="Hugging Face id, local folder or GGUF file")
@@ -54,7 +85,6 @@ class WorkerSection(_Section):
     quantization: Literal["none", "int8", "nf4", "auto"] = Field("none", description="of linear layers; auto: drafters")
     allow_pickled_weights: bool = Field(False, description="also read pytorch_model.bin, which can run code")
     trust_remote_code: bool = Field(False, description="run code that comes with the model")
-    replicas: int = Field(1, ge=0)
     num_cpus: float = Field(1.0, ge=0, description="Ray CPUs per worker process")
     num_gpus: float = Field(0.0, ge=0, description="Ray GPUs per worker process")
     node_labels: NodeLabels = Field(default_factory=dict, description="labels of the nodes that workers may run on")
@@ -93,6 +123,7 @@ class TargetSection(WorkerSection):
     name: Name | None = Field(None, description="the model name clients use; default: the folder's or id's last part")
     tensor_parallel_size: int = Field(1, ge=1)
     replicas: int = Field(1, ge=1)
+    autoscaling: TargetAutoscaling | None = None
     emulated: EmulatedTargetSection | None = Field(None, description="take this time instead of the device's own")
 
     @model_validator(mode="after")
@@ -121,6 +152,7 @@ class DrafterSection(WorkerSection):
 
     name: Name
     kind: DrafterKind = "model"
+    autoscaling: DrafterAutoscaling | None = None
     emulated: EmulatedDrafterSection | None = Field(None, description="take this time instead of the device's own")
 
     def spec(self) -> DrafterSpec:
@@ -168,10 +200,11 @@ class RouterSection(_Section):
     node_labels: NodeLabels = Field(default_factory=dict, description="labels of the nodes that the router may run on")
 
 
-class IngressSection(_Section):
+class IngressSection(_Scalable):
     """The HTTP side."""
 
     replicas: int = Field(1, ge=1)
+    autoscaling: IngressAutoscaling | None = None
     request_timeout_s: float = Field(600.0, gt=0)
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     body_timeout_s: float = Field(30.0, gt=0, description="a body that takes longer to arrive is refused")
@@ -199,6 +232,7 @@ class LeadoutConfig(_Section):
     speculation: SpeculationSection = SpeculationSection()
     router: RouterSection = RouterSection()
     ingress: IngressSection = IngressSection()
+    autoscaling: AutoscalingSection = AutoscalingSection()
     worker_load_timeout_s: float = Field(600.0, gt=0)
 
     @model_validator(mode="after")
@@ -212,7 +246,18 @@ class LeadoutConfig(_Section):
         """Return what the router needs."""
         speculation = self.speculation.model_dump()
         speculation["verification"] = Verification(self.speculation.verification)
-        return RouterConfig(**speculation, **self.router.model_dump(exclude={"link", "node_labels"}))
+        limits = self.router.model_dump(exclude={"link", "node_labels"})
+        return RouterConfig(**speculation, **limits, load_window_s=self.autoscaling.window_s)
+
+    def autoscaling_settings(self) -> ApplicationSettings | None:
+        """Return what the pools that scale are to do; None if none does."""
+        drafters = {each.name: each.autoscaling.settings() for each in self.drafters if each.autoscaling is not None}
+        target, ingress = self.target.autoscaling, self.ingress.autoscaling
+        if not drafters and target is None and ingress is None:
+            return None
+        return ApplicationSettings(
+            None if target is None else target.settings(), drafters, None if ingress is None else ingress.settings()
+        )
 
 
 def parse_config(arguments: object) -> LeadoutConfig:

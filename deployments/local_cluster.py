@@ -47,8 +47,8 @@ def free_port() -> int:
 def logical_cpus(config: LeadoutConfig) -> int:
     """Return the CPUs to tell Ray of: what the workers ask for, even on a smaller machine."""
     target = config.target
-    wanted = target.num_cpus * target.tensor_parallel_size * target.replicas
-    wanted += sum(drafter.num_cpus * drafter.replicas for drafter in config.drafters)
+    wanted = target.num_cpus * target.tensor_parallel_size * target.most_replicas
+    wanted += sum(drafter.num_cpus * drafter.most_replicas for drafter in config.drafters)
     return max(math.ceil(wanted), os.cpu_count() or 1)
 
 

@@ -73,7 +73,7 @@ def local_service(config_path: Path, port: int | None, host: str | None) -> Iter
             deploy(wire(config, model, start_attempts=1), address, listen_port, file.route_prefix)
             url = f"http://{address}:{listen_port}{file.route_prefix.rstrip('/')}"
             wait_until_ready(url, READY_TIMEOUT_S)
-        drafters = sum(drafter.replicas for drafter in config.drafters)
+        drafters = sum(drafter.first_replicas for drafter in config.drafters)
         # An end that is interrupted would leave processes behind.
         cluster.callback(_ignore_interrupts)
         grace_s = config.ingress.graceful_shutdown_timeout_s

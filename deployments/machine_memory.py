@@ -60,10 +60,10 @@ def check_machine_memory(config: LeadoutConfig) -> None:
 def _workers(config: LeadoutConfig) -> Iterator[_Workers]:
     target = config.target
     size = target.tensor_parallel_size
-    yield _of("target", target, target.engine_config(size), size * target.replicas)
+    yield _of("target", target, target.engine_config(size), size * target.most_replicas)
     for index, drafter in enumerate(config.drafters):
-        if drafter.replicas > 0:
-            yield _of(f"drafters[{index}]", drafter, drafter.engine_config(), drafter.replicas)
+        if drafter.most_replicas > 0:
+            yield _of(f"drafters[{index}]", drafter, drafter.engine_config(), drafter.most_replicas)
 
 
 def _of(key: str, section: WorkerSection, engine: EngineConfig, processes: int) -> _Workers:

@@ -22,6 +22,7 @@ from workers.messages.generation import (
     TokenLogprobs,
     Verification,
 )
+from workers.messages.load import DrafterPoolLoad, RouterLoad
 from workers.messages.service import (
     DrafterReport,
     LinkAddress,
@@ -65,6 +66,7 @@ __all__ = [
     "DraftAheadRequest",
     "DraftAheadResponse",
     "DraftedAheadItem",
+    "DrafterPoolLoad",
     "DrafterReport",
     "FinishReason",
     "Float32s",
@@ -84,6 +86,7 @@ __all__ = [
     "ReleaseRequest",
     "Resumption",
     "RoundTotals",
+    "RouterLoad",
     "RouterStatus",
     "SamplingParams",
     "SparseProbabilities",

@@ -67,3 +67,7 @@ class RouterActor:
         worker_id = report.registration.worker_id
         silent = self._heartbeats.is_silent(worker_id)
         return replace(report, link=self._links.kind_of(worker_id), silent=silent)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve again and again, and handed to the policies: see `Router.load`."""
+        return self._router.load().as_metrics()

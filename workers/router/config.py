@@ -23,6 +23,8 @@ class RouterConfig:
 
     `check_share` (0 to 1) of the finished requests are decoded again without drafts where there is idle capacity;
     `check_max_pending` of them may wait for it, and each is dropped when it is not through after `check_timeout_s`.
+
+    The load by which workers are scaled is that of the last `load_window_s`.
     """
 
     max_draft_tokens: int = 4
@@ -44,3 +46,4 @@ class RouterConfig:
     grouping: str = "acceptance"
     fallback: str = "none"
     bench_drafters: bool = False
+    load_window_s: float = 30.0

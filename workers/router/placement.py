@@ -3,6 +3,7 @@
 import asyncio
 import bisect
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from workers.messages import GenerationFailed
@@ -148,6 +149,7 @@ class Placement:
         sequence = running.sequence
         sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
         running.leave_queue()
+        running.placed_s = running.placed_s or time.monotonic()
         lane.join(running)
 
     def assign_drafter(self, running: RunningSequence, lane: Lane | None = None) -> None:

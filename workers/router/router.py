@@ -16,6 +16,7 @@ from workers.messages import (
     GenerationFailed,
     GenerationRequest,
     ReleaseRequest,
+    RouterLoad,
     RouterStatus,
     TokenIds,
     WorkerRegistration,
@@ -27,6 +28,7 @@ from workers.router.detached import detached_task
 from workers.router.draft_length import DraftLengthOptions, DraftLengthPolicy, draft_length_policy
 from workers.router.draining import Draining
 from workers.router.lane import Lane, LaneEvents
+from workers.router.load_meter import LoadMeter
 from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
 from workers.router.placement import Placement
@@ -57,6 +59,7 @@ class Router:
         options = DraftLengthOptions(fixed_groups=config.max_cohorts)
         self._make_policy = make_policy or partial(draft_length_policy, config.draft_length_policy, options)
         self._totals = TotalsCounter()
+        self._load_meter = LoadMeter(config.load_window_s)
         self._drafters = Roster()
         self._lanes: dict[str, Lane] = {}
         self._lane_tasks: dict[str, asyncio.Task[None]] = {}
@@ -122,6 +125,7 @@ class Router:
         try:
             while True:
                 event = await running.next_event()
+                self._load_meter.observe(running, event)
                 yield event
                 if isinstance(event, GenerationFailed) or event.finish_reason is not None:
                     return
@@ -144,6 +148,13 @@ class Router:
             drafters=self._drafters.reports(),
             loading=not self._had_targets,
             draining=self._draining.service,
+        )
+
+    def load(self) -> RouterLoad:
+        """Return the load by which workers are scaled; asks nobody."""
+        targets = [lane.target for lane in self._lanes.values()]
+        return self._load_meter.report(
+            self._running(), self._placement.waiting, targets, self._drafters, self._totals.totals
         )
 
     async def close(self) -> None:

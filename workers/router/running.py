@@ -12,7 +12,8 @@ from workers.router.sequence import Sequence
 class RunningSequence:
     """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress.
 
-    `is_check`: it repeats a finished request on idle capacity; no client waits for it.
+    `is_check`: it repeats a finished request on idle capacity; no client waits for it. `admitted_s`, `placed_s` (its
+    first place on a target) and `answered_s` (its latest tokens) are times of the monotonic clock.
     """
 
     sequence: Sequence
@@ -21,6 +22,9 @@ class RunningSequence:
     target_failures: int = 0
     is_check: bool = False
     queue_timer: asyncio.TimerHandle | None = None
+    admitted_s: float = field(default_factory=time.monotonic)
+    placed_s: float | None = None
+    answered_s: float | None = None
     _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
 
     @property
