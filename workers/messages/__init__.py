@@ -21,6 +21,7 @@ from workers.messages.generation import (
     TokenLogprobs,
     Verification,
 )
+from workers.messages.metrics import MetricSeries, MetricsSnapshot
 from workers.messages.service import (
     DrafterReport,
     LinkAddress,
@@ -74,6 +75,8 @@ __all__ = [
     "GrammarKind",
     "LinkAddress",
     "LogitRules",
+    "MetricSeries",
+    "MetricsSnapshot",
     "OnlineCheckTotals",
     "Proposal",
     "ProposeItem",
