@@ -1,6 +1,5 @@
 """The HTTP application: OpenAI-compatible endpoints over a generation service. Knows nothing of Ray."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
@@ -12,11 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.access import AccessControl
+from deployments.asking_router import ask_router
 from deployments.detokenize_endpoint import DetokenizeEndpoint
 from deployments.generation import ChoiceDelta, GenerationService, generate_choices
 from deployments.grammar_check import GrammarCheck
 from deployments.http_errors import EXCEPTION_HANDLERS, ErrorBoundary
 from deployments.logprobs import chat_logprobs, completion_logprobs, no_logprobs
+from deployments.metrics_endpoint import MetricsEndpoint
 from deployments.openai_responses import (
     AnswerFormat,
     AnswerHead,
@@ -63,6 +64,7 @@ def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimi
     app.add_api_route("/health", endpoints.health, response_model=None)
     app.add_api_route("/status", endpoints.status, response_model=None)
     app.add_api_route("/ready", endpoints.ready, response_model=None)
+    app.add_api_route("/metrics", MetricsEndpoint(service).metrics, response_model=None)
     app.add_api_route("/openapi.json", endpoints.openapi, response_model=None)
     return app
 
@@ -156,15 +158,7 @@ class Endpoints:
             raise UnavailableError("No target is registered with the router.")
 
     async def _router_status(self, timeout_s: float, with_worker_stats: bool = False) -> RouterStatus:
-        asking = asyncio.ensure_future(self._service.status(with_worker_stats))
-        # Not `wait_for`, which would go on waiting for a call that does not heed its cancellation.
-        await asyncio.wait({asking}, timeout=timeout_s)
-        if not asking.done():
-            asking.cancel()
-            raise UnavailableError(f"The router has not answered for {timeout_s:g} s.")
-        if asking.cancelled() or asking.exception() is not None:
-            raise UnavailableError("The router cannot be reached.")
-        return asking.result()
+        return await ask_router(self._service.status(with_worker_stats), timeout_s)
 
 
 async def take_first(choices: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta:

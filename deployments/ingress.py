@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.http_app import ServingLimits, create_app
 from deployments.text import TextCodec
 from workers.errors import UnavailableError
-from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, RouterStatus
+from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, MetricsSnapshot, RouterStatus
 
 
 class RouterClient:
@@ -38,6 +38,14 @@ class RouterClient:
         except (RayError, RayServeException) as error:
             raise UnavailableError("the router is not available") from error
         return status
+
+    async def metrics(self) -> MetricsSnapshot:
+        """See `GenerationService.metrics`."""
+        try:
+            snapshot: MetricsSnapshot = await self._router.metrics.remote()
+        except (RayError, RayServeException) as error:
+            raise UnavailableError("the router is not available") from error
+        return snapshot
 
 
 class Ingress:

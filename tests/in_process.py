@@ -17,7 +17,7 @@ from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
-from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRole
+from workers.messages import GenerationEvent, GenerationRequest, MetricsSnapshot, RouterStatus, WorkerRole
 from workers.router.config import RouterConfig
 from workers.router.router import Router
 
@@ -75,6 +75,11 @@ class InProcessService:
         """See `GenerationService.status`."""
         await self._start()
         return await self.router.status(with_worker_stats)
+
+    async def metrics(self) -> MetricsSnapshot:
+        """See `GenerationService.metrics`."""
+        await self._start()
+        return await self.router.metrics()
 
     async def _start(self) -> None:
         if self._started:

@@ -8,6 +8,7 @@ from workers.messages import (
     FinishReason,
     GenerationEvent,
     GenerationRequest,
+    MetricsSnapshot,
     RouterStatus,
     SpeculationUsage,
     TokenChunk,
@@ -66,3 +67,8 @@ class ScriptedService:
         """Return a status with `workers`, after `status_delay_s`."""
         await asyncio.sleep(self.status_delay_s)
         return RouterStatus(0, 0, self.workers)
+
+    async def metrics(self) -> MetricsSnapshot:
+        """Return no series, after `status_delay_s`."""
+        await asyncio.sleep(self.status_delay_s)
+        return MetricsSnapshot(())

@@ -114,13 +114,12 @@ SPECULATION = (
     ),
     _counter("ahead_hits", "drafts", DRAFTER, "Proposals that were ready because they were drafted ahead."),
     _counter("ahead_misses", "drafts", DRAFTER, "Proposals that were drafted ahead for an outcome that did not come."),
-    _counter("late_drafts", "drafts", DRAFTER, "Proposals that came too late for the round that had asked for them."),
+    _counter("late_drafts", "drafts", (), "Proposals that came too late for the round that had asked for them."),
     _gauge("drafter_benched", "boolean", ("drafter", "worker"), "1 while the drafter is left out as too costly."),
     _counter("drafter_benchings", "events", DRAFTER, "Times that a drafter was left out as too costly."),
 )
 
 ROUNDS = (
-    _counter("rounds", "rounds", TARGET, "Rounds that were finished."),
     _histogram("round_seconds", "seconds", TARGET, STEP_BUCKETS, "Whole rounds."),
     _histogram("round_draft_wait_seconds", "seconds", TARGET, STEP_BUCKETS, "Of a round: the wait for drafts."),
     _histogram(

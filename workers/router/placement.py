@@ -3,6 +3,7 @@
 import asyncio
 import bisect
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from workers.messages import GenerationFailed
@@ -120,9 +121,15 @@ class Placement:
                 self.assign_drafter(running)
                 sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
                 running.leave_queue()
+                self._note_placed(running)
                 lane.join(running)
                 return True
         return False
+
+    def _note_placed(self, running: RunningSequence) -> None:
+        if not running.was_placed and not running.is_check:
+            self._totals.metrics.placed(time.monotonic() - running.arrived_s)
+        running.was_placed = True
 
     def assign_drafter(self, running: RunningSequence) -> None:
         """Give the sequence the drafter that does best for such traffic, of those it accepts; none is not an error."""

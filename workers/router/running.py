@@ -21,6 +21,8 @@ class RunningSequence:
     target_failures: int = 0
     is_check: bool = False
     queue_timer: asyncio.TimerHandle | None = None
+    arrived_s: float = field(default_factory=time.monotonic)
+    was_placed: bool = False
     _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
 
     @property
