@@ -40,9 +40,11 @@ class MetricStore:
     def add(self, metric: str, labels: tuple[str, ...] = (), amount: float = 1) -> None:
         """Add to a counter."""
         key = (metric, labels)
-        if key not in self._counters:
+        try:
+            self._counters[key] += amount
+        except KeyError:
             self.declare(metric, labels)
-        self._counters[key] += amount
+            self._counters[key] += amount
 
     def observe(self, metric: str, value: float, labels: tuple[str, ...] = ()) -> None:
         """Count one observation in its bucket, whose upper bound belongs to it."""

@@ -1,5 +1,6 @@
 """What happens in the router as metrics: one method for each thing that happens, called where it does."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from workers.decoding.trees import proposal_depth
@@ -65,10 +66,10 @@ class Recorder:
             if metric.type is not MetricType.GAUGE:
                 for labels in subjects.get(metric.labels, ()):
                     self.store.declare(metric.name, labels)
-        for drafter, target in pairs:
-            for position in range(0 if drafter == LOOKUP_DRAFTER else self._longest_draft):
-                self.store.declare("spec_decode_num_draft_tokens_per_pos", (drafter, target, str(position)))
-                self.store.declare("spec_decode_num_accepted_tokens_per_pos", (drafter, target, str(position)))
+        for pair in pairs:
+            for labels in _positions(pair, self._longest_draft):
+                self.store.declare("spec_decode_num_draft_tokens_per_pos", labels)
+                self.store.declare("spec_decode_num_accepted_tokens_per_pos", labels)
 
     def failed(self, role: WorkerRole) -> None:
         """A worker failed."""
@@ -112,10 +113,10 @@ class Recorder:
         store.add("spec_decode_num_draft_tokens", pair, drafted)
         store.add("spec_decode_num_accepted_tokens", pair, accepted)
         store.observe("spec_decode_accepted_length", accepted + 1, pair)
-        for position in range(proposal_depth(proposal) or verified.looked_up):
-            labels = (drafter, target, str(position))
+        for labels in _positions(pair, proposal_depth(proposal) or verified.looked_up):
             store.add("spec_decode_num_draft_tokens_per_pos", labels)
-            store.add("spec_decode_num_accepted_tokens_per_pos", labels, position < accepted)
+        for labels in _positions(pair, accepted):
+            store.add("spec_decode_num_accepted_tokens_per_pos", labels)
 
     def round_ended(
         self, target: str, clock: "RoundClock", request: VerifyRequest, response: VerifyResponse, plain_ms: float | None
@@ -137,3 +138,9 @@ class Recorder:
     def placed(self, waited_s: float) -> None:
         """A sequence has its first target."""
         self.store.observe("request_queue_seconds", waited_s)
+
+
+@lru_cache(maxsize=1024)
+def _positions(pair: tuple[str, str], depth: int) -> tuple[tuple[str, str, str], ...]:
+    """The labels of the first `depth` positions."""
+    return tuple((*pair, str(position)) for position in range(depth))
