@@ -1,7 +1,7 @@
 """A real Prometheus scrapes a running service: does every panel of the dashboards show something, and does it add up?
 
-`make bench BENCH=scrape`, `QUICK=1` for less load. Needs `prometheus` (Debian's package) on the path. The row of a panel
-says how many series its query returns; the totals are held against the usage that the clients were told.
+`make bench BENCH=scrape`, `QUICK=1` for less load. Needs `prometheus` (Debian's package) on the path. A panel's row
+is how many series its query returns; the totals are held against the usage that the clients were told.
 """
 
 import argparse
