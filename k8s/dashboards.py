@@ -269,7 +269,7 @@ CAPACITY = {
         panel("Workers", total("ray_leadout_workers", "role"), "{{role}}"),
         panel(
             "Running replicas",
-            f"count by (deployment) (max by (deployment, replica) ({level('ray_serve_deployment_replica_healthy')}))",
+            total("ray_serve_deployment_replica_healthy", "deployment"),
             "{{deployment}}",
             description="Counted by Ray Serve.",
         ),

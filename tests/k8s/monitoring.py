@@ -17,7 +17,7 @@ RAY_METRICS = {
     "ray_serve_replica_processing_queries",
 }
 """Metrics of Ray itself that panels and alerts may use; all were seen on its export port."""
-RAY_LABELS = {"IsHeadNode", "deployment", "instance", "le", "method", "ray_io_cluster", "replica", "status_code"}
+RAY_LABELS = {"IsHeadNode", "deployment", "instance", "le", "method", "ray_io_cluster", "status_code"}
 """Labels that Ray or Prometheus adds."""
 
 
