@@ -26,7 +26,7 @@ from deployments.local_cluster import free_port
 from models.corpus import held_out_prompts
 
 SCRAPE_EVERY_S = 2
-WINDOW = "2m"
+WINDOW = "5m"
 SETTLE_S = 25.0
 """The router publishes every 5 s, Ray exports every 10 s, and what comes last must have been scraped."""
 DASHBOARDS = ROOT / "k8s" / "components" / "monitoring" / "dashboards"
@@ -139,7 +139,9 @@ def main() -> None:
     requests = 16 if parser.parse_args().quick else 64
     if shutil.which("prometheus") is None:
         sys.exit("scrape: prometheus is not installed (apt-get install prometheus)")
-    config = tiny_pair_config(speculation={"check_share": 0.5})
+    # Drafts in every round: where they do not pay on this machine, panels about them would be empty.
+    speculation = {"check_share": 0.5, "draft_length_policy": "fixed", "bench_drafters": False}
+    config = tiny_pair_config(speculation=speculation)
     with (
         running_service(config) as service,
         tempfile.TemporaryDirectory(prefix="scrape-") as folder,
