@@ -48,7 +48,7 @@ class Recorder:
         for outcome in OUTCOMES:
             self.store.declare("requests", (outcome,))
         for role in WorkerRole:
-            self.store.declare("worker_failures", (role,))
+            self.store.declare("worker_failures", (role.value,))
 
     # --- workers --------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Recorder:
 
     def failed(self, role: WorkerRole) -> None:
         """A worker failed."""
-        self.store.add("worker_failures", (role,))
+        self.store.add("worker_failures", (role.value,))
 
     def benched(self, drafter: str) -> None:
         """A drafter is left out from now on."""
