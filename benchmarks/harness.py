@@ -94,6 +94,12 @@ def running_service(config: dict[str, Any], with_drafters: bool = True) -> Itera
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def ray_metrics_address(service: Service) -> str:
+    """Return host and port of the export port of the service's Ray, where Prometheus finds its metrics."""
+    (told,) = service.log.parent.glob("ray/session_latest/metrics_export_port_*")
+    return f"127.0.0.1:{told.read_text().strip()}"
+
+
 def stop(process: subprocess.Popen[bytes]) -> int:
     """End a `leadout serve` as Ctrl-C does, twice if requests keep it; return its exit status.
 

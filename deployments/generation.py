@@ -11,7 +11,7 @@ import anyio
 from deployments.text import TextCodec
 from deployments.visible_text import EchoedPrompt, PromptEcho, TextDelta, VisibleText
 from workers.errors import RequestError, UnavailableError
-from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, RouterStatus
+from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, MetricsSnapshot, RouterStatus
 
 # The router ends a request at its own deadline; this much later the ingress stops believing in an answer.
 DEADLINE_GRACE_S = 5.0
@@ -28,6 +28,10 @@ class GenerationService(Protocol):
 
     async def status(self, with_worker_stats: bool = False) -> RouterStatus:
         """Return a snapshot of the router; asking its workers for their stats as well may take a few seconds."""
+        ...
+
+    async def metrics(self) -> MetricsSnapshot:
+        """Return all metrics of the router and its workers, which may take as long."""
         ...
 
 

@@ -1,9 +1,8 @@
 """GET /health and GET /ready: whether the service lives, and whether a request sent now would be answered."""
 
-import asyncio
-
 from starlette.responses import JSONResponse, Response
 
+from deployments.asking_router import ask_router
 from deployments.draining import DRAINING_MESSAGE, Drain, DrainingError
 from deployments.generation import GenerationService
 from workers.errors import RequestError, UnavailableError
@@ -28,15 +27,7 @@ async def router_status(
     service: GenerationService, timeout_s: float = PROBE_TIMEOUT_S, with_worker_stats: bool = False
 ) -> RouterStatus:
     """Return the router's status; UnavailableError if there is none within `timeout_s`."""
-    asking = asyncio.ensure_future(service.status(with_worker_stats))
-    # Not `wait_for`, which would go on waiting for a call that does not heed its cancellation.
-    await asyncio.wait({asking}, timeout=timeout_s)
-    if not asking.done():
-        asking.cancel()
-        raise UnavailableError(f"The router has not answered for {timeout_s:g} s.")
-    if asking.cancelled() or asking.exception() is not None:
-        raise UnavailableError("The router cannot be reached.")
-    return asking.result()
+    return await ask_router(service.status(with_worker_stats), timeout_s)
 
 
 def why_not_alive(status: RouterStatus) -> RequestError | None:

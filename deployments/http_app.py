@@ -18,6 +18,7 @@ from deployments.grammar_check import GrammarCheck
 from deployments.health_endpoint import HealthEndpoint, router_status
 from deployments.http_errors import EXCEPTION_HANDLERS, ErrorBoundary
 from deployments.logprobs import chat_logprobs, completion_logprobs, no_logprobs
+from deployments.metrics_endpoint import MetricsEndpoint
 from deployments.openai_responses import (
     AnswerFormat,
     AnswerHead,
@@ -77,6 +78,7 @@ def create_app(
     app.add_api_route("/health", health.health, methods=PROBES, response_model=None)
     app.add_api_route("/ready", health.ready, methods=PROBES, response_model=None)
     app.add_api_route("/status", endpoints.status, response_model=None)
+    app.add_api_route("/metrics", MetricsEndpoint(service).metrics, response_model=None)
     app.add_api_route("/openapi.json", endpoints.openapi, response_model=None)
     return app
 

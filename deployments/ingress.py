@@ -14,7 +14,7 @@ from deployments.http_app import ServingLimits, create_app
 from deployments.resuming import ResumingService
 from deployments.text import TextCodec
 from workers.errors import RouterLostError, UnavailableError
-from workers.messages import GenerationEvent, GenerationRequest, RouterStatus
+from workers.messages import GenerationEvent, GenerationRequest, MetricsSnapshot, RouterStatus
 
 
 class RouterClient:
@@ -43,6 +43,14 @@ class RouterClient:
         except (RayError, RayServeException) as error:
             raise UnavailableError("the router is not available") from error
         return status
+
+    async def metrics(self) -> MetricsSnapshot:
+        """See `GenerationService.metrics`."""
+        try:
+            snapshot: MetricsSnapshot = await self._router.metrics.remote()
+        except (RayError, RayServeException) as error:
+            raise UnavailableError("the router is not available") from error
+        return snapshot
 
 
 def replica_is_stopping() -> bool:

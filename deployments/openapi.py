@@ -31,6 +31,7 @@ SUMMARIES = {
     "/health": "Whether a target can answer",
     "/ready": "Whether a request sent now would be answered",
     "/status": "Workers, queue and totals of rounds",
+    "/metrics": "Metrics in Prometheus' text format",
 }
 GENERATES = ("/v1/completions", "/v1/chat/completions")
 ERRORS = {
@@ -44,7 +45,14 @@ ERRORS = {
 }
 BY_POST = (400, 404, 413)
 BY_GENERATION = (*BY_POST, 429, 500, 503, 504)
-BY_GET = {"/v1/models": (), "/v1/models/{model}": (404,), "/health": (503,), "/ready": (503,), "/status": (503,)}
+BY_GET = {
+    "/v1/models": (),
+    "/v1/models/{model}": (404,),
+    "/health": (503,),
+    "/ready": (503,),
+    "/status": (503,),
+    "/metrics": (503,),
+}
 ANSWERS = {
     "/v1/completions": "Answer",
     "/v1/chat/completions": "Answer",
@@ -135,6 +143,8 @@ def _get(path: str) -> Json:
     operation = _operation(path, BY_GET[path])
     if "{model}" in path:
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if path == "/metrics":
+        operation["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     return operation
 
 

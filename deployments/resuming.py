@@ -14,6 +14,7 @@ from workers.messages import (
     GenerationEvent,
     GenerationFailed,
     GenerationRequest,
+    MetricsSnapshot,
     Resumption,
     RouterStatus,
     SpeculationUsage,
@@ -87,6 +88,10 @@ class ResumingService:
     async def status(self, with_worker_stats: bool = False) -> RouterStatus:
         """See `GenerationService.status`."""
         return await self._service.status(with_worker_stats)
+
+    async def metrics(self) -> MetricsSnapshot:
+        """See `GenerationService.metrics`."""
+        return await self._service.metrics()
 
     async def _wait_for_router(self, told: Told, lost: RouterLostError, deadline: float) -> GenerationFailed | None:
         """Return None when a router answers, or why the sequence ends."""

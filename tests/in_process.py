@@ -20,7 +20,14 @@ from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
 from workers.errors import RouterLostError
-from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRegistration, WorkerRole
+from workers.messages import (
+    GenerationEvent,
+    GenerationRequest,
+    MetricsSnapshot,
+    RouterStatus,
+    WorkerRegistration,
+    WorkerRole,
+)
 from workers.router.config import RouterConfig
 from workers.router.router import Router
 
@@ -79,6 +86,11 @@ class InProcessService:
         """See `GenerationService.status`."""
         await self._start()
         return await self.router.status(with_worker_stats)
+
+    async def metrics(self) -> MetricsSnapshot:
+        """See `GenerationService.metrics`."""
+        await self._start()
+        return await self.router.metrics()
 
     def _new_router(self) -> Router:
         return Router(self._config, lambda prompt: IncrementalDetokenizer(self._codec.backend, prompt.tolist()))

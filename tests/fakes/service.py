@@ -8,6 +8,7 @@ from workers.messages import (
     FinishReason,
     GenerationEvent,
     GenerationRequest,
+    MetricsSnapshot,
     RouterStatus,
     SpeculationUsage,
     TokenChunk,
@@ -68,3 +69,8 @@ class ScriptedService:
         """Return a status with `workers`, after `status_delay_s`."""
         await asyncio.sleep(self.status_delay_s)
         return RouterStatus(0, 0, self.workers, loading=self.loading, draining=self.draining)
+
+    async def metrics(self) -> MetricsSnapshot:
+        """Return no series, after `status_delay_s`."""
+        await asyncio.sleep(self.status_delay_s)
+        return MetricsSnapshot(())

@@ -23,6 +23,7 @@ from workers.messages.generation import (
     Verification,
 )
 from workers.messages.load import DrafterPoolLoad, RouterLoad
+from workers.messages.metrics import MetricSeries, MetricsSnapshot
 from workers.messages.service import (
     DrafterReport,
     LinkAddress,
@@ -77,6 +78,8 @@ __all__ = [
     "GrammarKind",
     "LinkAddress",
     "LogitRules",
+    "MetricSeries",
+    "MetricsSnapshot",
     "OnlineCheckTotals",
     "Proposal",
     "ProposeItem",

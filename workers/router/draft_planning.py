@@ -84,6 +84,11 @@ class DraftPlanner:
             return None
         return RoundTimes(verify, max(drafts, key=lambda fit: fit.time_ms(1)), self.times.overhead_ms.value)
 
+    def plain_step_ms(self, sequences: int) -> float | None:
+        """Return the time in which `sequences` sequences would get a token each without drafts; None if not known."""
+        verify = self.times.verify.fit()
+        return None if verify is None else verify.time_ms(sequences) + self.times.overhead_ms.value
+
     def cohorts(self, plan: DraftPlan, sequence_ids: Iterable[int]) -> Mapping[int, int]:
         """Return the cohort of each sequence; those alike in draft length are together."""
         lengths = {sequence_id: plan.draft_tokens.get(sequence_id, 0) for sequence_id in sequence_ids}

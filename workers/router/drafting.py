@@ -192,6 +192,7 @@ class Drafting:
         self._roster.observe_steps(drafter.worker_id, sent, answer)
         if clock is not None:
             clock.draft_compute_ms = max(clock.draft_compute_ms, answer.compute_ms)
+            self._totals.metrics.drafted(drafter.registration.name, answer.compute_ms)
         for item, generation, proposed in zip(items, generations, answer.items, strict=True):
             into[item.sequence_id] = apply_proposed(sequences[item.sequence_id], generation, item, proposed)
 
@@ -323,6 +324,7 @@ class Drafting:
         hit = proposal is not None
         self._judge.hit_rate.observe(hit)
         self._totals.add(ahead_hits=hit, ahead_misses=not hit)
+        self._totals.metrics.drafted_ahead(sequence.drafter_name, hit)
         return proposal
 
 

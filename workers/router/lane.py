@@ -162,6 +162,7 @@ class Lane:
             return
         for_clients = any(not self.running[each.sequence.sequence_id].is_check for each in live)
         request = verify_request(live, proposals)
+        plain_ms = self._planner.plain_step_ms(len(self.running))
         beside_drafting = alone and self._draft_ahead(live, proposals, request)
         began = time.perf_counter()
         response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
@@ -173,6 +174,7 @@ class Lane:
             self._apply(each, verified, proposals.get(verified.sequence_id, NO_PROPOSAL), break_even)
         if for_clients:
             self._totals.add_round(clock)
+            self._totals.metrics.round_ended(self.target.registration.name, clock, request, response, plain_ms)
             self._observe_times(clock, live, proposals, alone and len(self._in_flight) == 1)
 
     def _plan(self, members: Iterable[RunningSequence], plan: DraftPlan) -> list[PlannedSequence]:
@@ -218,6 +220,7 @@ class Lane:
             lookup_tokens = self._planner.lookup_tokens(running, len(self.running))
             if self._planner.lacks_drafter(running):
                 sequence.count_fallback_round()
+                self._totals.metrics.fell_back(self.target.registration.name)
         wanted = max(plan.draft_tokens, lookup_tokens)
         granted = self.target.ledger.extend(sequence.sequence_id, sequence.length, wanted) or 0
         return replace(plan, draft_tokens=min(plan.draft_tokens, granted), lookup_tokens=min(lookup_tokens, granted))
@@ -273,13 +276,25 @@ class Lane:
             self._emit(running, sequence.read_by_target(plan.target_end, verified))
         else:
             chunk = sequence.commit(verified, proposal)
-            self._count(running, verified, proposal, len(chunk.token_ids))
+            self._count(plan, running, verified, proposal, len(chunk.token_ids))
             self._emit(running, chunk)
             self._judge_drafter(plan, verified, proposal, break_even)
 
-    def _count(self, running: RunningSequence, verified: VerifiedItem, proposal: Proposal, committed: int) -> None:
+    def _count(
+        self,
+        plan: PlannedSequence,
+        running: RunningSequence,
+        verified: VerifiedItem,
+        proposal: Proposal,
+        committed: int,
+    ) -> None:
         running.target_failures = 0
         if not running.is_check:
+            drafter = self._roster.get(plan.drafter_id or "")
+            name = running.sequence.drafter_name if drafter is None else drafter.registration.name
+            self._totals.metrics.verified(
+                self.target.registration.name, name or "", plan.draft_tokens, proposal, verified, committed
+            )
             drafted = len(proposal) or verified.looked_up
             self._totals.add_commit(drafted, min(verified.accepted, committed), committed)
             self._totals.add(looked_up_tokens=verified.looked_up)

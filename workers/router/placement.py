@@ -149,8 +149,15 @@ class Placement:
         sequence = running.sequence
         sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
         running.leave_queue()
-        running.placed_s = running.placed_s or time.monotonic()
+        self._note_placed(running)
         lane.join(running)
+
+    def _note_placed(self, running: RunningSequence) -> None:
+        if running.placed_s is not None:
+            return
+        running.placed_s = time.monotonic()
+        if not running.is_check:
+            self._totals.metrics.placed(running.placed_s - running.admitted_s)
 
     def assign_drafter(self, running: RunningSequence, lane: Lane | None = None) -> None:
         """Give the sequence the drafter that does best for such traffic, of those it accepts; none is not an error.

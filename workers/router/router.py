@@ -15,6 +15,7 @@ from workers.messages import (
     GenerationEvent,
     GenerationFailed,
     GenerationRequest,
+    MetricsSnapshot,
     ReleaseRequest,
     RouterLoad,
     RouterStatus,
@@ -32,9 +33,12 @@ from workers.router.load_meter import LoadMeter
 from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
 from workers.router.placement import Placement
+from workers.router.recorder import Recorder
+from workers.router.request_watch import RequestWatch
 from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
+from workers.router.snapshot import SnapshotTaker
 from workers.router.totals import TotalsCounter
 
 if TYPE_CHECKING:
@@ -58,7 +62,8 @@ class Router:
         self._make_detokenizer = make_detokenizer
         options = DraftLengthOptions(fixed_groups=config.max_cohorts)
         self._make_policy = make_policy or partial(draft_length_policy, config.draft_length_policy, options)
-        self._totals = TotalsCounter()
+        self._totals = TotalsCounter(Recorder(config.max_draft_tokens, looks_up=config.fallback == "prompt_lookup"))
+        self._snapshots = SnapshotTaker(self._totals.metrics.store)
         self._load_meter = LoadMeter(config.load_window_s)
         self._drafters = Roster()
         self._lanes: dict[str, Lane] = {}
@@ -87,6 +92,7 @@ class Router:
         if self._is_registered(registration):
             return
         peer = Peer(registration, link)
+        self._totals.metrics.registered(registration)
         if registration.role is WorkerRole.DRAFT:
             self._drafters.add(peer)
             self._placement.assign_drafters()
@@ -118,18 +124,22 @@ class Router:
 
         Closing the iterator cancels: both workers' KV is released at once.
         """
+        watch = RequestWatch(self._totals.metrics, len(request.prompt))
         running = self._admit(request)
         if isinstance(running, GenerationFailed):
+            watch.refused(running)
             yield running
             return
         try:
             while True:
                 event = await running.next_event()
+                watch.note(event)
                 self._load_meter.observe(running, event)
                 yield event
                 if isinstance(event, GenerationFailed) or event.finish_reason is not None:
                     return
         finally:
+            watch.end()
             self._end(running)
 
     async def status(self, with_worker_stats: bool = False) -> RouterStatus:
@@ -156,6 +166,10 @@ class Router:
         return self._load_meter.report(
             self._running(), self._placement.waiting, targets, self._drafters, self._totals.totals
         )
+
+    async def metrics(self) -> MetricsSnapshot:
+        """Return all metrics; the workers are asked for their stats, as for `status`."""
+        return self._snapshots.take(await self.status(with_worker_stats=True))
 
     async def close(self) -> None:
         """Stop all rounds; sequences still in service end with an error."""
@@ -234,17 +248,20 @@ class Router:
 
     def _on_drafter_failed(self, worker_id: str, error: LinkError) -> None:
         logger.warning("drafter %s failed: %s", worker_id, error)
+        self._totals.metrics.failed(WorkerRole.DRAFT)
         self._drop_drafter(worker_id)
 
     def _on_drafter_benched(self, worker_id: str) -> None:
         """Too few of the drafter's tokens are accepted: its sequences move, if there is another one for them."""
         logger.warning("drafter %s is benched: its drafts cost more than they bring", worker_id)
+        self._totals.metrics.benched(self._drafters[worker_id].registration.name)
         for running in self._running():
             if running.sequence.drafter.worker_id == worker_id:
                 self._placement.change_drafter(running)
 
     def _on_target_failed(self, worker_id: str, error: LinkError) -> None:
         logger.warning("target %s failed: %s", worker_id, error)
+        self._totals.metrics.failed(WorkerRole.TARGET)
         self._drop_target(worker_id)
 
     def _drop_drafter(self, worker_id: str) -> None:

@@ -1,9 +1,10 @@
-"""Where the time of rounds goes, summed over the router's life."""
+"""What happened over the router's life: sums for its status, and metrics."""
 
 import time
 from dataclasses import dataclass, field
 
 from workers.messages import RoundTotals
+from workers.router.recorder import Recorder
 
 
 @dataclass(slots=True)
@@ -26,9 +27,10 @@ class RoundClock:
 
 
 class TotalsCounter:
-    """Accumulates `RoundTotals`."""
+    """Accumulates `RoundTotals`; `metrics` records in more detail, by worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Recorder) -> None:
+        self.metrics = metrics
         self._sums: dict[str, float] = {}
 
     @property
