@@ -4,14 +4,17 @@
 share a monotonic clock: the router notes when a request reaches it and when each of its events leaves, the client when
 it sent the request and when each event came. With `return_token_ids` every event of the router is one event of the
 stream. "Added" is, for the first token, the client's time minus the router's; for events, the way from the router to
-the client; its figures are medians over all requests or events, and 90th percentiles.
+the client; its figures are medians over all requests or events, and 90th percentiles. The CPU time of the processes
+on the way, for each event, says where the time goes and hardly depends on what else the machine does.
 """
 
 import argparse
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +23,7 @@ from ray import serve
 
 from benchmarks.harness import Row, report, tiny_pair_config
 from benchmarks.load import SEEDED, completion_body
+from benchmarks.processes import cpu_ms
 from benchmarks.raw_http import Answer, ask
 from deployments import app
 from deployments.config import LeadoutConfig, parse_config
@@ -42,6 +46,7 @@ STREAMS, FEW_STREAMS = 40, 12
 MAX_TOKENS = 48
 AIM_FIRST_MS, AIM_EVENT_MS = 8.0, 2.0
 START_TIMEOUT_S = 300.0
+ON_THE_WAY = ("HTTP proxy", "ingress", "router")
 
 
 class TimedRouter(RouterActor):
@@ -86,8 +91,8 @@ def timing_of(answer: Answer, times: Sequence[float]) -> Timing:
     return Timing(
         first=1e3 * (arrived[0] - answer.sent_s),
         router_first=1e3 * (left[0] - began),
-        gaps=[1e3 * (after - before) for before, after in zip(arrived, arrived[1:], strict=False)],
-        router_gaps=[1e3 * (after - before) for before, after in zip(left, left[1:], strict=False)],
+        gaps=[1e3 * (after - before) for before, after in pairwise(arrived)],
+        router_gaps=[1e3 * (after - before) for before, after in pairwise(left)],
         ways=[1e3 * (came - went) for came, went in zip(arrived[1:], left[1:], strict=True)],
     )
 
@@ -126,6 +131,18 @@ def rows_of(concurrency: int, timings: Sequence[Timing]) -> list[Row]:
     ]
 
 
+async def rows_at(url: str, router: Any, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Row]:
+    """Measure one concurrency."""
+    before = cpu_ms(os.getpid())
+    timings = await timings_at(url, router, bodies, concurrency)
+    spent = cpu_ms(os.getpid())
+    spent.subtract(before)
+    events = sum(len(timing.ways) + 1 for timing in timings)
+    at = f"concurrency {concurrency}: "
+    cpu = [Row(f"{at}CPU of the {role} per event", spent[role] / events, "ms") for role in ON_THE_WAY]
+    return [*rows_of(concurrency, timings), *cpu]
+
+
 def _against(case: str, value: float, bound: float | None) -> Row:
     return Row(case, value, "ms", bound, None if bound is None else value / bound)
 
@@ -144,11 +161,7 @@ def measure(config: LeadoutConfig, streams: int) -> list[Row]:
 
         async def run() -> list[Row]:
             await timings_at(url, router, bodies, max(CONCURRENCIES))
-            return [
-                row
-                for concurrency in CONCURRENCIES
-                for row in rows_of(concurrency, await timings_at(url, router, bodies, concurrency))
-            ]
+            return [row for concurrency in CONCURRENCIES for row in await rows_at(url, router, bodies, concurrency)]
 
         return asyncio.run(run())
 

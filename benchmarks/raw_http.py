@@ -25,9 +25,11 @@ class BrokenAnswerError(RuntimeError):
 class Answer:
     """What came of one request; times are seconds of the monotonic clock, which all processes of a machine share.
 
-    `chunks` are the parsed events of a stream, or the one body of a whole answer, and `chunk_s` when each came.
+    `began_s` is before the connection is made. `chunks` are the parsed events of a stream, or the one body of a whole
+    answer, and `chunk_s` when each came.
     """
 
+    began_s: float
     sent_s: float
     status: int = 0
     head_s: float = 0.0
@@ -47,15 +49,17 @@ class Answer:
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str, body: dict[str, Any]) -> AsyncIterator[tuple[Answer, asyncio.StreamReader]]:
-    """Send `body`; leaving the block closes the connection, whatever has come until then."""
-    place = urlsplit(url)
+async def connected(
+    url: str, body: dict[str, Any], cut: bool = False
+) -> AsyncIterator[tuple[Answer, asyncio.StreamReader]]:
+    """Send `body`, or its first half; leaving the block closes the connection, whatever has come until then."""
+    place, began_s = urlsplit(url), time.monotonic()
     reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=LINE_LIMIT_BYTES)
     try:
         content = json.dumps(body).encode()
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-length: {len(content)}\r\n\r\n"
-        writer.write(head.encode() + content)
-        answer = Answer(time.monotonic())
+        writer.write(head.encode() + (content[: len(content) // 2] if cut else content))
+        answer = Answer(began_s, time.monotonic())
         await writer.drain()
         yield answer, reader
     finally:
