@@ -3,14 +3,19 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from grpc import RpcError
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from deployments.admission import FullRouterGate
+from deployments.generation import GenerationService
 from deployments.http_app import ServingLimits, create_app
 from deployments.text import TextCodec
 from workers.errors import UnavailableError
 from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, RouterStatus
+
+UNREACHABLE = (RayError, RayServeException, RpcError)
 
 
 class RouterClient:
@@ -18,7 +23,9 @@ class RouterClient:
 
     def __init__(self, router: DeploymentHandle) -> None:
         self._router = router
-        self._stream = router.options(stream=True)
+        # By value: events come over one gRPC stream between the replicas. By reference, each would be an object of Ray,
+        # which takes several times as long.
+        self._stream = router.options(stream=True, _by_reference=False)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """See `GenerationService.generate`."""
@@ -26,7 +33,7 @@ class RouterClient:
         try:
             async for event in response:
                 yield event
-        except (RayError, RayServeException) as error:
+        except UNREACHABLE as error:
             yield GenerationFailed(503, "service_unavailable", f"the router is not available: {type(error).__name__}")
         finally:
             response.cancel()
@@ -35,7 +42,7 @@ class RouterClient:
         """See `GenerationService.status`."""
         try:
             status: RouterStatus = await self._router.status.remote(with_worker_stats)
-        except (RayError, RayServeException) as error:
+        except UNREACHABLE as error:
             raise UnavailableError("the router is not available") from error
         return status
 
@@ -49,7 +56,10 @@ class Ingress:
     def __init__(
         self, model: str, limits: ServingLimits, router: DeploymentHandle, pools: list[DeploymentHandle]
     ) -> None:
-        self._app = create_app(RouterClient(router), TextCodec.load(model), limits)
+        service: GenerationService = RouterClient(router)
+        if limits.most_sequences is not None:
+            service = FullRouterGate(service, limits.most_sequences)
+        self._app = create_app(service, TextCodec.load(model), limits)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

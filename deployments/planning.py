@@ -33,7 +33,10 @@ MAX_SEQUENCES = 64
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What this deployment serves and how much of it one request may ask."""
+    """What this deployment serves and how much of it one request may ask.
+
+    `most_sequences` is how many sequences of clients the router holds at most, running and waiting; None if unknown.
+    """
 
     served_model_name: str
     context_length: int
@@ -43,6 +46,7 @@ class ServingLimits:
     drafter_names: tuple[str, ...] = ()
     max_draft_tokens: int = MAX_DRAFT_TOKENS
     access: AccessRules = field(default_factory=AccessRules)
+    most_sequences: int | None = None
 
     def check_model(self, name: str | None) -> None:
         """ModelNotFoundError unless `name` is the served model; None is whichever that is."""
