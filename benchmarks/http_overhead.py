@@ -38,8 +38,10 @@ from deployments.local_cluster import (
 )
 from deployments.preflight import check_deployment
 from models.corpus import held_out_prompts
+from workers.links.base import LinkChoice
 from workers.messages import GenerationEvent, GenerationRequest
 from workers.router.actor import RouterActor
+from workers.router.config import RouterConfig
 
 CONCURRENCIES = (1, 8, 32)
 STREAMS, FEW_STREAMS = 40, 12
@@ -52,12 +54,13 @@ ON_THE_WAY = ("HTTP proxy", "ingress", "router")
 class TimedRouter(RouterActor):
     """The router, noting when a request comes and when each of its events leaves, in seconds."""
 
-    _times: dict[str, list[float]]
+    def __init__(self, config: RouterConfig, tokenizer_json: str, link: LinkChoice = "auto") -> None:
+        super().__init__(config, tokenizer_json, link)
+        self._times: dict[str, list[float]] = {}
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """See `RouterActor.generate`."""
-        times = [time.monotonic()]
-        self.__dict__.setdefault("_times", {})[request.request_id] = times
+        times = self._times[request.request_id] = [time.monotonic()]
         events = super().generate(request)
         try:
             async for event in events:
@@ -68,7 +71,7 @@ class TimedRouter(RouterActor):
 
     async def take_times(self) -> dict[str, list[float]]:
         """Return the times of all requests by their id, and forget them."""
-        times, self._times = self.__dict__.get("_times", {}), {}
+        times, self._times = self._times, {}
         return times
 
 
