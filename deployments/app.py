@@ -85,6 +85,7 @@ def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:
         drafter_names=tuple(section.name for section in config.drafters),
         max_draft_tokens=config.speculation.max_draft_tokens,
         access=config.ingress.access_rules(),
+        most_sequences=config.router.max_running_sequences + config.router.max_waiting_sequences,
     )
 
 

@@ -5,16 +5,21 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import ray
+from grpc import RpcError
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from deployments.admission import FullRouterGate
 from deployments.draining import Drain
+from deployments.generation import GenerationService
 from deployments.http_app import ServingLimits, create_app
 from deployments.resuming import ResumingService
 from deployments.text import TextCodec
 from workers.errors import RouterLostError, UnavailableError
 from workers.messages import GenerationEvent, GenerationRequest, MetricsSnapshot, RouterStatus
+
+UNREACHABLE = (RayError, RayServeException, RpcError)
 
 
 class RouterClient:
@@ -23,7 +28,9 @@ class RouterClient:
     def __init__(self, router: DeploymentHandle, drain: Drain) -> None:
         self._router = router
         self._drain = drain
-        self._stream = router.options(stream=True)
+        # By value: events come over one gRPC stream between the replicas. By reference, each would be an object of Ray,
+        # which takes several times as long.
+        self._stream = router.options(stream=True, _by_reference=False)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """See `GenerationService.generate`."""
@@ -31,7 +38,7 @@ class RouterClient:
         try:
             async for event in self._drain.until_over(response):
                 yield event
-        except (RayError, RayServeException) as error:
+        except UNREACHABLE as error:
             raise RouterLostError(f"the router is not available: {type(error).__name__}") from error
         finally:
             response.cancel()
@@ -40,7 +47,7 @@ class RouterClient:
         """See `GenerationService.status`."""
         try:
             status: RouterStatus = await self._router.status.remote(with_worker_stats)
-        except (RayError, RayServeException) as error:
+        except UNREACHABLE as error:
             raise UnavailableError("the router is not available") from error
         return status
 
@@ -48,7 +55,7 @@ class RouterClient:
         """See `GenerationService.metrics`."""
         try:
             snapshot: MetricsSnapshot = await self._router.metrics.remote()
-        except (RayError, RayServeException) as error:
+        except UNREACHABLE as error:
             raise UnavailableError("the router is not available") from error
         return snapshot
 
@@ -82,8 +89,10 @@ class Ingress:
         pools: list[DeploymentHandle],
     ) -> None:
         drain = Drain(replica_is_stopping, drain_timeout_s)
-        service, codec = ResumingService(RouterClient(router, drain)), TextCodec.load(model)
-        self._app = create_app(service, codec, limits, drain, names_requests=False)
+        service: GenerationService = ResumingService(RouterClient(router, drain))
+        if limits.most_sequences is not None:
+            service = FullRouterGate(service, limits.most_sequences)
+        self._app = create_app(service, TextCodec.load(model), limits, drain, names_requests=False)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

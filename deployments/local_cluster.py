@@ -25,6 +25,8 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 READY_POLL_S = 0.2
 CLOSE_TIMEOUT_S = 5.0
 DRAIN_POLL_S = 0.2
+# Between Serve's proxy and the ingress, too, the parts of an answer come over gRPC rather than as objects of Ray.
+SERVE_SETTINGS = {"RAY_SERVE_PROXY_USE_GRPC": "1"}
 
 
 def check_port(host: str, port: int) -> None:
@@ -55,7 +57,8 @@ def logical_cpus(config: LeadoutConfig) -> int:
 @contextlib.contextmanager
 def local_ray(cpus: int) -> Iterator[None]:
     """Start a private Ray; on leaving, stop Serve and every process that was started."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **SERVE_SETTINGS}.items():
+        os.environ.setdefault(name, value)
     ray.init(
         address="local",
         num_cpus=cpus,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from deployments.access import AccessRules
 from deployments.grammar_check import GrammarCheck
@@ -33,7 +32,10 @@ MAX_SEQUENCES = 64
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What this deployment serves and how much of it one request may ask."""
+    """What this deployment serves and how much of it one request may ask.
+
+    `most_sequences` is how many sequences of clients the router holds at most, running and waiting; None if unknown.
+    """
 
     served_model_name: str
     context_length: int
@@ -43,6 +45,7 @@ class ServingLimits:
     drafter_names: tuple[str, ...] = ()
     max_draft_tokens: int = MAX_DRAFT_TOKENS
     access: AccessRules = field(default_factory=AccessRules)
+    most_sequences: int | None = None
 
     def check_model(self, name: str | None) -> None:
         """ModelNotFoundError unless `name` is the served model; None is whichever that is."""
@@ -80,7 +83,8 @@ class Planner:
         self._check(request)
         self._check_completion(request)
         sampling = await self._plan_sampling(request)
-        prompts = [await self._prompt_ids(prompt) for prompt in request.prompt]
+        # All together: many prompts, each short, take as long as one long prompt.
+        prompts = await off_loop_if_long(_length(request), lambda: list(map(self._prompt_ids, request.prompt)))
         budgets = [self._budget(prompt, request, "prompt", DEFAULT_COMPLETION_TOKENS) for prompt in prompts]
         plan = self._plan(prompts, budgets, request, sampling, answer_id, context)
         return await self._with_echo(plan, request) if request.echo else plan
@@ -120,9 +124,9 @@ class Planner:
         if request.max_tokens == 0 and not request.echo:
             raise InvalidRequestError("max_tokens: must be at least 1 unless echo is true.", "max_tokens")
 
-    async def _prompt_ids(self, prompt: Prompt) -> TokenIds:
+    def _prompt_ids(self, prompt: Prompt) -> TokenIds:
         if isinstance(prompt, str):
-            return await off_loop_if_long(len(prompt), lambda: self.codec.encode(prompt))
+            return self.codec.encode(prompt)
         if max(prompt) >= self.limits.vocabulary_size:
             message = f"prompt: token id {max(prompt)} is not below the vocabulary size {self.limits.vocabulary_size}."
             raise InvalidRequestError(message, "prompt")
@@ -179,19 +183,22 @@ class Planner:
 
     async def _with_echo(self, plan: AnswerPlan, request: CompletionRequest) -> AnswerPlan:
         """Return `plan` with its prompts shown, and scored if log-probabilities are asked for."""
-        echoed: list[EchoedPrompt] = []
-        for prompt, sequence in zip(request.prompt, plan.sequences[:: request.n], strict=True):
-            echo = await off_loop_if_long(len(prompt), partial(self._echo, prompt, sequence.prompt))
-            echoed += [echo] * request.n
+        ids = [sequence.prompt for sequence in plan.sequences[:: request.n]]
+        echoes = await off_loop_if_long(_length(request), lambda: list(map(self._echo, request.prompt, ids)))
         scored = request.logprobs is not None
         return replace(
             plan,
             sequences=tuple(replace(sequence, prompt_logprobs=scored) for sequence in plan.sequences),
-            echoed=tuple(echoed),
+            echoed=tuple(echo for echo in echoes for _ in range(request.n)),
         )
 
     def _echo(self, prompt: Prompt, ids: TokenIds) -> EchoedPrompt:
         return echo_of_text(self.codec, prompt, ids) if isinstance(prompt, str) else echo_of_ids(self.codec, ids)
+
+
+def _length(request: CompletionRequest) -> int:
+    """Return the characters or ids of all prompts together."""
+    return sum(map(len, request.prompt))
 
 
 def _speculation(fields: SpeculationFields) -> SpeculationOptions:

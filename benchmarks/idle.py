@@ -1,0 +1,54 @@
+"""What a service still holds when nobody asks it anything."""
+
+import time
+from dataclasses import dataclass
+
+from benchmarks.harness import Row, Service
+
+IDLE_TIMEOUT_S = 30.0
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """Sequences in the router's hands and in its queue, sequences that workers hold, and KV blocks in use."""
+
+    running: int
+    waiting: int
+    at_workers: int
+    kv_blocks: int
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is left."""
+        return bool(self.running or self.waiting or self.at_workers or self.kv_blocks)
+
+    def rows(self) -> list[Row]:
+        """Word what is left; nothing should be."""
+        counts = {
+            "running sequences": self.running,
+            "waiting sequences": self.waiting,
+            "sequences at workers": self.at_workers,
+            "KV blocks": self.kv_blocks,
+        }
+        return [Row(f"left afterwards: {what}", count, "", bound=0) for what, count in counts.items()]
+
+
+def leftovers(service: Service) -> Leftovers:
+    """Ask the service. A worker that does not answer counts as holding all of its blocks."""
+    status = service.status()
+    stats = [(worker["registration"], worker["stats"]) for worker in status["workers"]]
+    return Leftovers(
+        status["running"],
+        status["waiting"],
+        sum(told["sequences"] for _, told in stats if told),
+        sum(told["total_blocks"] - told["free_blocks"] if told else who["total_blocks"] for who, told in stats),
+    )
+
+
+def wait_until_idle(service: Service, timeout_s: float = IDLE_TIMEOUT_S) -> Leftovers:
+    """Return what is left as soon as nothing is, or after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (left := leftovers(service)).any and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return left
