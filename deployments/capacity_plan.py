@@ -123,7 +123,7 @@ def _role(config: LeadoutConfig, name: str, key: str, section: WorkerSection, op
     found = find_shape(key, section.model)
     ranks = section.tensor_parallel_size if isinstance(section, TargetSection) else 1
     need = _need(config, key, section, found, ranks)
-    role = Role(key, device, section.replicas, ranks, section.num_cpus, section.num_gpus, section.node_labels)
+    role = Role(key, device, section.most_replicas, ranks, section.num_cpus, section.num_gpus, section.node_labels)
     return RolePlan(name, role, found, plan_memory(need, device), _step(section, need, device, options))
 
 
