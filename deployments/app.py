@@ -46,6 +46,8 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         ray_actor_options=_without_cpu(config.router.node_labels),
         max_ongoing_requests=UNLIMITED_REQUESTS,
         logging_config=WITHOUT_ACCESS_LOG,
+        # Requests wait for the next router; Serve's own 10 s would be most of their pause.
+        health_check_period_s=2,
         **_graceful(grace_s),
         **_router_replicas(config),
     ).bind(config.router_config(), model.tokenizer_json, config.router.link)

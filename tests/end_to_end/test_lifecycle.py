@@ -1,6 +1,7 @@
 """Processes, cancellation, failure and clean ends of a real service."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
