@@ -183,6 +183,36 @@ def test_the_death_or_stop_of_the_target_fails_health_and_resumes_the_same_text_
     assert httpx.get(f"{service.url}/health").status_code == httpx.codes.OK
 
 
+def test_the_death_of_the_router_resumes_the_same_text_on_its_successor(service: Service, prompts: list[str]) -> None:
+    requests = [body(prompt, SEEDED, max_tokens=300) for prompt in prompts[3:5]]
+    undisturbed = list(map(ids_of, ask_all(service, requests)))
+    [router] = [process for process in psutil.process_iter(["cmdline"]) if is_router_of(service, process)]
+
+    async def read(client: httpx.AsyncClient, request: dict[str, Any]) -> list[int]:
+        ids: list[int] = []
+        async for chunk in stream(client, request):
+            ids += chunk["choices"][0]["token_ids"]
+            if len(ids) > 20:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    router.kill()
+        return ids
+
+    async def run() -> list[list[int]]:
+        async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT) as client:
+            return list(await asyncio.gather(*(read(client, request) for request in requests)))
+
+    assert asyncio.run(run()) == undisturbed
+    assert not router.is_running()
+    wait_until(lambda: is_idle(service))
+
+
+def is_router_of(service: Service, process: psutil.Process) -> bool:
+    """Whether it is a router, and of this service: others may run on the machine."""
+    if not any("ServeReplica:leadout:Router" in part for part in process.info["cmdline"] or ()):
+        return False
+    return any(parent.pid == service.process.pid for parent in process.parents())
+
+
 def test_two_requests_of_one_id_are_answered_with_it_and_cancelled_by_themselves(
     service: Service, prompts: list[str]
 ) -> None:
