@@ -60,7 +60,7 @@ class Recorder:
         subjects: dict[tuple[str, ...], list[tuple[str, ...]]] = {
             PAIR: [*pairs],
             TARGET: [(name,) for name in targets],
-            DRAFTER: [(name,) for name in drafters],
+            DRAFTER: [(name,) for name in drafters - {LOOKUP_DRAFTER}],
         }
         for metric in CATALOGUE:
             if metric.type is not MetricType.GAUGE:
