@@ -1,4 +1,4 @@
-"""The router behind a Serve handle: events as they come, and a router that is lost is a refusal, never a hang."""
+"""The router behind a Serve handle: events as they come, and a router that is lost is an error of its own, never a hang."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,11 +11,12 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from deployments.app import serving_limits
 from deployments.config import parse_config
+from deployments.draining import Drain
 from deployments.ingress import RouterClient
 from deployments.preflight import ServedModel
 from tests.fakes import in_blocks
-from workers.errors import UnavailableError
-from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, SamplingParams, StopConditions
+from workers.errors import RouterLostError, UnavailableError
+from workers.messages import GenerationEvent, GenerationRequest, SamplingParams, StopConditions
 from workers.messages import token_ids as ids
 
 REQUEST = GenerationRequest("r", ids([1, 2]), SamplingParams(), StopConditions(8))
@@ -56,7 +57,7 @@ class Handle:
 
 
 def client_of(response: Response) -> RouterClient:
-    return RouterClient(Handle(response))  # type: ignore[arg-type]
+    return RouterClient(Handle(response), Drain())  # type: ignore[arg-type]
 
 
 async def all_of(events: AsyncIterator[GenerationEvent]) -> list[GenerationEvent]:
@@ -81,10 +82,16 @@ def test_a_client_that_leaves_cancels_the_call() -> None:
 
 
 @pytest.mark.parametrize("error", [RpcError(), ActorDiedError(), ActorUnavailableError("gone", b"0" * 16)], ids=repr)
-def test_a_router_that_is_lost_ends_the_stream_with_503(error: Exception) -> None:
-    *came, failure = asyncio.run(all_of(client_of(Response(EVENTS[:2], error)).generate(REQUEST)))
+def test_a_router_that_is_lost_is_told_apart_from_one_that_refuses(error: Exception) -> None:
+    came: list[GenerationEvent] = []
+
+    async def run() -> None:
+        async for event in client_of(Response(EVENTS[:2], error)).generate(REQUEST):
+            came.append(event)
+
+    with pytest.raises(RouterLostError):
+        asyncio.run(run())
     assert came == EVENTS[:2]
-    assert isinstance(failure, GenerationFailed) and failure.status == 503
 
 
 def test_a_router_that_cannot_be_asked_has_no_status() -> None:

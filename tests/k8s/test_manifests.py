@@ -36,8 +36,6 @@ NEEDS_KUSTOMIZE = pytest.mark.skipif(kustomize_command() is None, reason="neithe
 
 @cache
 def overlay(name: str) -> Manifests:
-    if name == "a100-l4" and not (K8S / "components" / "monitoring").is_dir():
-        pytest.skip("components/monitoring is not there")
     return rendered(K8S / "overlays" / name)
 
 
