@@ -40,13 +40,19 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=UNLIMITED_REQUESTS,
         logging_config=WITHOUT_ACCESS_LOG,
-    ).bind(config.router_config(), model.tokenizer_json, config.router.link)
+    ).bind(
+        config.router_config(),
+        model.tokenizer_json,
+        config.router.link,
+        config.telemetry.worker_config(),
+        config.request_log.worker_config(),
+    )
     targets = _pool(TargetPool, "TargetPool", config.target, config.target.tensor_parallel_size, start_attempts).bind(
-        config.target, router, config.worker_load_timeout_s
+        config.target, router, config.worker_load_timeout_s, config.telemetry.worker_config()
     )
     drafters = [
         _pool(DraftPool, f"DraftPool-{section.name}", section, 1, start_attempts).bind(
-            section, router, config.worker_load_timeout_s
+            section, router, config.worker_load_timeout_s, config.telemetry.worker_config()
         )
         for section in config.drafters
         if section.replicas > 0
@@ -59,7 +65,13 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         max_ongoing_requests=UNLIMITED_REQUESTS,
         graceful_shutdown_timeout_s=STREAM_DRAIN_TIMEOUT_S,
     )
-    return ingress.bind(config.target.model, serving_limits(config, model), router, [targets, *drafters])
+    return ingress.bind(
+        config.target.model,
+        serving_limits(config, model),
+        router,
+        [targets, *drafters],
+        config.telemetry.worker_config(),
+    )
 
 
 def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from deployments.access import AccessRules
 from deployments.api_keys import read_keys
+from deployments.telemetry import RequestLogSection, TelemetrySection
 from workers.drafters.registry import DrafterKind, DrafterSpec
 from workers.emulated.timing import DrafterTiming, TargetTiming
 from workers.engine.config import EngineConfig
@@ -190,6 +191,8 @@ class LeadoutConfig(_Section):
     speculation: SpeculationSection = SpeculationSection()
     router: RouterSection = RouterSection()
     ingress: IngressSection = IngressSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    request_log: RequestLogSection = RequestLogSection()
     worker_load_timeout_s: float = Field(600.0, gt=0)
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -32,11 +32,13 @@ from deployments.openapi import describe
 from deployments.planning import AnswerPlan, Planner, ServingLimits
 from deployments.request_body import read_json_object
 from deployments.request_headers import RequestContext, read_context
+from deployments.request_span import RequestSpans, describe_answer, trace_context
 from deployments.streaming import EventStream, answer_events, run_while_connected
 from deployments.text import TextCodec
 from deployments.tokenize_endpoint import TokenizeEndpoint
 from workers.errors import UnavailableError
 from workers.messages import RouterStatus
+from workers.telemetry.tracing import NO_TRACING, Tracing
 
 __all__ = ["ServingLimits", "create_app"]
 
@@ -44,13 +46,19 @@ STATUS_TIMEOUT_S = 2.0
 WORKER_STATS_TIMEOUT_S = 6.0
 
 
-def create_app(service: GenerationService, codec: TextCodec, limits: ServingLimits) -> FastAPI:
+def create_app(
+    service: GenerationService, codec: TextCodec, limits: ServingLimits, tracing: Tracing = NO_TRACING
+) -> FastAPI:
     """Return the application that answers with `service`."""
     endpoints = Endpoints(service, codec, limits)
     app = FastAPI(
         title="Leadout",
         openapi_url=None,  # bodies are validated outside of FastAPI: its own description would be hollow
-        middleware=[Middleware(ErrorBoundary), Middleware(AccessControl, rules=limits.access)],
+        middleware=[
+            Middleware(ErrorBoundary),
+            Middleware(AccessControl, rules=limits.access),
+            Middleware(RequestSpans, tracing=tracing),
+        ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.add_api_route("/v1/completions", endpoints.completions, methods=["POST"], response_model=None)
@@ -127,6 +135,7 @@ class Endpoints:
     ) -> Response:
         choices = generate_choices(self._service, self._codec, plan.sequences, plan.echoed)
         tally = UsageTally(plan.prompt_tokens, fields.n)
+        describe_answer(request.scope, fields, form.head, tally)
         if fields.stream:
             # What fails before the first delta is still an ordinary response with its own status.
             first = await run_while_connected(request.receive, take_first(choices))
@@ -145,7 +154,8 @@ class Endpoints:
         return await read_json_object(request, self._limits.max_body_bytes)
 
     def _context(self, request: Request) -> RequestContext:
-        return read_context(request.headers, self._limits.request_timeout_s)
+        context = read_context(request.headers, self._limits.request_timeout_s)
+        return replace(context, trace_context=trace_context(request.scope, context.trace_context))
 
     def _card(self) -> dict[str, Any]:
         return model_card(self._limits.served_model_name, self._limits.context_length, self._created)

@@ -11,6 +11,8 @@ from deployments.http_app import ServingLimits, create_app
 from deployments.text import TextCodec
 from workers.errors import UnavailableError
 from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest, RouterStatus
+from workers.telemetry.config import BY_ENVIRONMENT, TelemetryConfig
+from workers.telemetry.setup import set_up_tracing
 
 
 class RouterClient:
@@ -47,9 +49,19 @@ class Ingress:
     """
 
     def __init__(
-        self, model: str, limits: ServingLimits, router: DeploymentHandle, pools: list[DeploymentHandle]
+        self,
+        model: str,
+        limits: ServingLimits,
+        router: DeploymentHandle,
+        pools: list[DeploymentHandle],
+        telemetry: TelemetryConfig = BY_ENVIRONMENT,
     ) -> None:
-        self._app = create_app(RouterClient(router), TextCodec.load(model), limits)
+        self._tracing = set_up_tracing(telemetry, "ingress")
+        self._app = create_app(RouterClient(router), TextCodec.load(model), limits, self._tracing)
+
+    def __del__(self) -> None:
+        # Serve calls it when the last streams of a replica have ended.
+        self._tracing.flush()
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

@@ -11,16 +11,31 @@ from workers.links.base import LinkChoice
 from workers.links.opening import WorkerLinks
 from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRegistration
 from workers.router.config import RouterConfig
+from workers.router.record import Recorder
 from workers.router.router import Router
+from workers.telemetry.config import BY_ENVIRONMENT, TelemetryConfig
+from workers.telemetry.request_log import WITHOUT_TEXT, RequestLogConfig, open_request_log
+from workers.telemetry.setup import set_up_tracing
 
 
 class RouterActor:
     """Runs in one Serve replica. Its methods are called through Serve handles, never per round."""
 
-    def __init__(self, config: RouterConfig, tokenizer_json: str, link: LinkChoice = "auto") -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        tokenizer_json: str,
+        link: LinkChoice = "auto",
+        telemetry: TelemetryConfig = BY_ENVIRONMENT,
+        request_log: RequestLogConfig = WITHOUT_TEXT,
+    ) -> None:
         self._links = WorkerLinks(link)
         tokenizer = Tokenizer.from_str(tokenizer_json)
-        self._router = Router(config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()))
+        log = open_request_log(request_log, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        recorder = Recorder(config.verification, set_up_tracing(telemetry, "router"), log)
+        self._router = Router(
+            config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()), recorder=recorder
+        )
 
     async def register(self, registration: WorkerRegistration, worker: Any) -> None:
         """Take a worker into service, or do nothing if it is; see `WorkerLinks.link_to` and `Router.register`."""

@@ -267,6 +267,7 @@ class Drafting:
             drafts,
             draft_tokens,
             budget.branches,
+            None if sequence.trace is None else sequence.trace.ahead_parent,
         )
 
     async def _ask_ahead(
@@ -323,6 +324,8 @@ class Drafting:
         hit = proposal is not None
         self._judge.hit_rate.observe(hit)
         self._totals.add(ahead_hits=hit, ahead_misses=not hit)
+        if sequence.trace is not None:
+            sequence.trace.ahead_hit = hit
         return proposal
 
 

@@ -28,6 +28,7 @@ from workers.router.lane import Lane, LaneEvents
 from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
 from workers.router.placement import Placement
+from workers.router.record import Recorder, note_drafter_lost, note_preempted, note_target_lost
 from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
@@ -49,8 +50,10 @@ class Router:
         config: RouterConfig,
         make_detokenizer: Callable[[TokenIds], IncrementalDetokenizer],
         make_policy: Callable[[], DraftLengthPolicy] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._config = config
+        self._recorder = recorder or Recorder()
         self._make_detokenizer = make_detokenizer
         options = DraftLengthOptions(fixed_groups=config.max_cohorts)
         self._make_policy = make_policy or partial(draft_length_policy, config.draft_length_policy, options)
@@ -141,21 +144,30 @@ class Router:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._recorder.flush)
 
     # --- admission and placement ----------------------------------------------------------------------------
 
     def _admit(self, request: GenerationRequest) -> RunningSequence | GenerationFailed:
         """Place the request or let it wait, or say why it can do neither."""
         running = RunningSequence(self._new_sequence(request), deadline_s=time.monotonic() + request.timeout_s)
+        self._recorder.begins(running)
         waiting = len(self._placement.waiting)
         if self._placement.is_too_large(running.sequence):
-            return _too_large(request)
+            return self._refuse(running, _too_large(request))
         if self._placement.place_new(running):
             return running
         if waiting >= self._config.max_waiting_sequences:
-            return GenerationFailed(429, "overloaded", f"{waiting} sequences are waiting already")
+            return self._refuse(
+                running, GenerationFailed(429, "overloaded", f"{waiting} sequences are waiting already")
+            )
         self._placement.line_up(running)
         return running
+
+    def _refuse(self, running: RunningSequence, failure: GenerationFailed) -> GenerationFailed:
+        running.failure = failure
+        self._recorder.ends(running)
+        return failure
 
     def _new_sequence(self, request: GenerationRequest) -> Sequence:
         self._next_sequence_id += 1
@@ -183,6 +195,7 @@ class Router:
                 self._placement.take_out(running)
             return
         self._placement.preempt(running)
+        note_preempted(running)
         # Another target may have room.
         self._placement.place_waiting()
 
@@ -191,6 +204,7 @@ class Router:
         if running.ended:
             return
         self._placement.take_out(running)
+        self._recorder.ends(running)
         self._checks.offer(running)
         self._place_waiting()
 
@@ -228,6 +242,7 @@ class Router:
             if running.sequence.drafter.worker_id == worker_id:
                 running.sequence.drafter.assign(None)
                 self._placement.assign_drafter(running)
+                note_drafter_lost(running, worker_id)
 
     def _drop_target(self, worker_id: str) -> None:
         """Put the target's sequences first in line again; they resume from their committed tokens."""
@@ -244,6 +259,7 @@ class Router:
             running.sequence.target.assign(None)
             running.sequence.epoch += 1
             running.target_failures += 1
+            note_target_lost(running, worker_id)
             if running.is_check or running.target_failures >= MAX_TARGET_FAILURES:
                 failed.append(running)
             else:

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 
 from workers.messages import GenerationEvent, GenerationFailed
 from workers.router.sequence import Sequence
+from workers.telemetry.timeline import Timeline
 
 
 @dataclass(slots=True)
 class RunningSequence:
     """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress.
 
-    `is_check`: it repeats a finished request on idle capacity; no client waits for it.
+    `is_check`: it repeats a finished request on idle capacity; no client waits for it. `failure` is what the client was
+    told, if it was told of one.
     """
 
     sequence: Sequence
@@ -21,6 +23,8 @@ class RunningSequence:
     target_failures: int = 0
     is_check: bool = False
     queue_timer: asyncio.TimerHandle | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+    failure: GenerationFailed | None = None
     _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
 
     @property
@@ -41,6 +45,8 @@ class RunningSequence:
 
     def emit(self, event: GenerationEvent) -> None:
         """Queue an event for the client."""
+        if isinstance(event, GenerationFailed):
+            self.failure = self.failure or event
         self._events.put_nowait(event)
 
     async def next_event(self) -> GenerationEvent:
@@ -51,4 +57,5 @@ class RunningSequence:
                 return await self._events.get()
         except TimeoutError:
             timeout_s = self.sequence.request.timeout_s
-            return GenerationFailed(504, "timeout", f"the request did not finish within {timeout_s:g} s")
+            self.failure = GenerationFailed(504, "timeout", f"the request did not finish within {timeout_s:g} s")
+            return self.failure
