@@ -22,18 +22,20 @@ from workers.messages import (
 )
 from workers.router.config import RouterConfig
 from workers.router.router import Router
+from workers.telemetry.steps import StepSpans
 
 
 class InProcessLink:
-    """A link to a real worker in this process."""
+    """A link to a real worker in this process, which makes `spans` of its steps."""
 
-    def __init__(self, worker: ModelDrafter | Verifier) -> None:
+    def __init__(self, worker: ModelDrafter | Verifier, spans: StepSpans | None = None) -> None:
         self._worker = worker
+        self._spans = spans or StepSpans()
 
     async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
         """Answer as the worker actors do."""
         await asyncio.sleep(0)
-        return answer(self._worker, message)
+        return self._spans.around(message, lambda: answer(self._worker, message))
 
 
 def registration(role: WorkerRole, engine: Engine, name: str = "tiny") -> WorkerRegistration:

@@ -1,15 +1,11 @@
-"""The configuration of traces and request logs, and a hook that puts Ray Serve's own spans beside ours."""
+"""The configuration of traces and request logs."""
 
-import os
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workers.telemetry.config import DEFAULT_MAX_SPANS, ExporterName, TelemetryConfig
 from workers.telemetry.request_log import RequestLogConfig
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
 
 
 class _Section(BaseModel):
@@ -51,10 +47,3 @@ class RequestLogSection(_Section):
     def worker_config(self) -> RequestLogConfig:
         """Return what the router is told."""
         return RequestLogConfig(**self.model_dump())
-
-
-def serve_span_processors() -> "list[SpanProcessor]":
-    """For RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH: export Serve's spans as the OTEL_* variables say."""
-    from workers.telemetry.setup import span_processors
-
-    return span_processors(TelemetryConfig(enabled=True), "serve", os.environ)

@@ -19,7 +19,10 @@ from workers.engine.engine import Engine
 from workers.engine.verifier import Verifier
 from workers.messages import GenerationEvent, GenerationRequest, RouterStatus, WorkerRole
 from workers.router.config import RouterConfig
+from workers.router.record import Recorder
 from workers.router.router import Router
+from workers.telemetry.steps import StepSpans
+from workers.telemetry.tracing import NO_TRACING, Tracing
 
 MODEL_CONTEXT = 160
 VOCABULARY = 257
@@ -60,9 +63,20 @@ def load(folder: Path, **options: Any) -> Engine:
 class InProcessService:
     """The router and its workers as the ingress sees them; they start in the event loop of the first request."""
 
-    def __init__(self, target: Engine, drafters: Mapping[str, Engine], codec: TextCodec, config: RouterConfig) -> None:
-        self.target, self.drafters = target, drafters
-        self.router = Router(config, lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()))
+    def __init__(
+        self,
+        target: Engine,
+        drafters: Mapping[str, Engine],
+        codec: TextCodec,
+        config: RouterConfig,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
+        self.target, self.drafters, self.tracing = target, drafters, tracing
+        self.router = Router(
+            config,
+            lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()),
+            recorder=Recorder(config.verification, tracing),
+        )
         self._started = False
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
@@ -80,10 +94,10 @@ class InProcessService:
         if self._started:
             return
         self._started = True
-        target = InProcessLink(Verifier(self.target))
+        target = InProcessLink(Verifier(self.target), StepSpans(self.tracing, "target"))
         await self.router.register(registration(WorkerRole.TARGET, self.target), target)
         for name, engine in self.drafters.items():
-            link = InProcessLink(ModelDrafter(engine))
+            link = InProcessLink(ModelDrafter(engine), StepSpans(self.tracing, name))
             await self.router.register(registration(WorkerRole.DRAFT, engine, name), link)
 
 
@@ -96,4 +110,4 @@ def application(service: InProcessService, codec: TextCodec, max_draft_tokens: i
         drafter_names=tuple(service.drafters),
         max_draft_tokens=max_draft_tokens,
     )
-    return create_app(service, codec, limits)
+    return create_app(service, codec, limits, service.tracing)

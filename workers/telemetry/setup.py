@@ -106,6 +106,11 @@ def span_processors(config: TelemetryConfig, role: str, environment: Mapping[str
     return [BatchSpanProcessor(exporter, queued, delay_ms)]
 
 
+def serve_span_processors() -> list[SpanProcessor]:
+    """For RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH: export Serve's spans as the OTEL_* variables say."""
+    return span_processors(TelemetryConfig(enabled=True), "serve", os.environ)
+
+
 class QuietExporter(SpanExporter):
     """Exports with `exporter`. When spans are lost it says so in one line a minute, whatever the SDK would say."""
 
