@@ -1,5 +1,6 @@
 """Spans kept in memory, and what any tree of them must be like."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -85,7 +86,7 @@ def assert_complete(spans: list[Shown], trace_id: str, root_parent: str | None) 
     roots = [span for span in mine if span.parent_id not in by_id]
     assert [root.parent_id for root in roots] == [root_parent]
     for span in mine:
-        assert 0 <= span.duration
+        assert span.duration >= 0
         if span.parent_id in by_id:
             parent = by_id[span.parent_id]
             assert parent.start <= span.start
@@ -104,7 +105,7 @@ def assert_tiled(spans: list[Shown], trace_id: str, least_share: float = 0.7) ->
     (sequence,) = named(mine, "sequence")
     below = [span for span in mine if span.parent_id == sequence.span_id and span.name != "draft_ahead.step"]
     parts = sorted(below, key=lambda span: (span.start, span.end))
-    assert all(one.end <= other.start for one, other in zip(parts, parts[1:], strict=False))
+    assert all(one.end <= other.start for one, other in itertools.pairwise(parts))
     assert least_share * sequence.duration <= sum(span.duration for span in parts) <= sequence.duration
 
 
