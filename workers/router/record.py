@@ -1,5 +1,6 @@
 """What is kept of each request: its timeline, its spans if it is sampled, and a line in the log when it ends."""
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -63,9 +64,10 @@ class Recorder:
         if self._log is not None:
             self._log.ended(self._with_text(ended, sequence, self._log))
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         """Export the spans that have ended."""
-        self._tracing.flush()
+        if self._tracing.tracer is not None:
+            await asyncio.to_thread(self._tracing.flush)
 
     @staticmethod
     def _ended(running: RunningSequence, failure: GenerationFailed | None) -> EndedRequest:

@@ -144,7 +144,7 @@ class Router:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self._recorder.flush)
+        await self._recorder.flush()
 
     # --- admission and placement ----------------------------------------------------------------------------
 
