@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
@@ -46,14 +46,22 @@ class Traced:
     exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
 
     def __post_init__(self) -> None:
-        provider = TracerProvider(sampler=ParentBasedTraceIdRatio(self.ratio))
-        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracing = Tracing(provider.get_tracer("test"), self.max_spans)
+        self.provider = TracerProvider(sampler=ParentBasedTraceIdRatio(self.ratio))
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracing = Tracing(self.provider.get_tracer("test"), self.max_spans)
 
     @property
     def spans(self) -> list[Shown]:
         """The spans that have ended, by the time they began."""
         return sorted(map(_shown, self.exporter.get_finished_spans()), key=lambda span: span.start)
+
+
+OF_SERVE = InMemorySpanExporter()
+
+
+def serve_processors() -> list[SpanProcessor]:
+    """What the exporter that Ray Serve is told of returns."""
+    return [SimpleSpanProcessor(OF_SERVE)]
 
 
 class SpanLink:

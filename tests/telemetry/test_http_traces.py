@@ -164,3 +164,16 @@ def test_a_clients_mistake_is_no_failure_and_other_paths_make_no_spans(
     asyncio.run(post(app, "/tokenize", {"prompt": "x"}))
     (span,) = watch.spans
     assert (span.name, span.failed, span.attributes["error.type"]) == ("text_completion", False, "400")
+
+
+def test_inside_a_span_of_serve_the_request_is_its_child_whatever_the_header_says(
+    models: tuple[Engine, Engine, TextCodec],
+) -> None:
+    watch = Traced()
+    app = scripted(watch, None, models[2])
+    tracer = watch.tracing.tracer
+    assert tracer is not None
+    with tracer.start_as_current_span("replica_handle_request"):
+        asyncio.run(post(app, COMPLETIONS, {"prompt": "x", "max_tokens": 4}, parent_of(TRACES[0])))
+    (replica,), (request,) = (named(watch.spans, name) for name in ("replica_handle_request", "text_completion tiny"))
+    assert request.parent_id == replica.span_id

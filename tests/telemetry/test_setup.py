@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.config import parse_config
-from tests.fakes.tracing import Traced, named
+from tests.fakes.tracing import OF_SERVE, Traced, named
 from workers.errors import ConfigurationError
 from workers.messages import VerifyItem, VerifyRequest, VerifyResponse, token_ids
 from workers.telemetry.config import TelemetryConfig
@@ -81,6 +81,34 @@ def test_a_share_of_no_traces_keeps_none_of_its_own(tmp_path: Path) -> None:
     tracing = set_up_tracing(config, "router", environment={})
     assert tracing.tracer is not None
     assert not tracing.tracer.start_span("one").is_recording()
+
+
+def test_where_serve_traces_by_itself_spans_go_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    serves = Traced()
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: serves.provider)
+    tracing = set_up_tracing(TelemetryConfig(max_spans=77), "router", environment={ENDPOINT: "http://127.0.0.1:9"})
+    assert tracing.tracer is not None
+    tracing.tracer.start_span("ours").end()
+    assert [span.name for span in serves.spans] == ["ours"]
+    assert tracing.max_spans == 77
+
+
+def test_a_worker_uses_the_exporter_of_serve_unless_it_has_one_of_its_own(tmp_path: Path) -> None:
+    environment = {"RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": "tests.fakes.tracing:serve_processors"}
+    own = TelemetryConfig(exporter="file", directory=str(tmp_path))
+    for config in (TelemetryConfig(), own):
+        tracing = set_up_tracing(config, "target", environment=environment)
+        assert tracing.tracer is not None
+        tracing.tracer.start_span("step").end()
+        tracing.flush()
+    assert [span.name for span in OF_SERVE.get_finished_spans()] == ["step"]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_exporter_of_serve_that_a_worker_cannot_use_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    environment = {"RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": "nowhere:at_all"}
+    assert set_up_tracing(TelemetryConfig(), "target", environment=environment) is NO_TRACING
+    assert ["nowhere:at_all" in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("exporter", ["otlp-grpc", "otlp-http"])
