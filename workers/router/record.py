@@ -155,7 +155,8 @@ def note_verified(live: Iterable[PlannedSequence], response: VerifyResponse) -> 
     """The target has answered for all that take part."""
     now_s = time.perf_counter()
     for plan, verified in zip(live, response.items, strict=True):
-        if (trace := plan.sequence.trace) is not None:
+        # One that has moved on meanwhile may be in a round of another target by now.
+        if (trace := plan.sequence.trace) is not None and plan.epoch == plan.sequence.epoch:
             attributes = {
                 "leadout.accepted_tokens": verified.accepted,
                 "leadout.looked_up_tokens": verified.looked_up,

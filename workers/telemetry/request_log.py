@@ -3,6 +3,7 @@
 import json
 import logging
 import logging.handlers
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -117,12 +118,19 @@ def open_request_log(config: RequestLogConfig, decode: Callable[[list[int]], str
     # Lines as they are, once: whatever handles the process's other lines would add its own format.
     log.propagate = False
     if not log.handlers:
-        # Watched: the file may be moved away to begin another.
-        handler = logging.StreamHandler() if config.file is None else logging.handlers.WatchedFileHandler(config.file)
+        handler = _handler(config.file)
         if config.format == "human":
             handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
     return RequestLog(config, decode)
+
+
+def _handler(file: str | None) -> logging.Handler:
+    if file is None:
+        # Not `sys.stderr`: in a replica of Serve that would put Serve's own format around each line.
+        return logging.StreamHandler(sys.__stderr__)
+    # Watched: the file may be moved away to begin another.
+    return logging.handlers.WatchedFileHandler(file)
 
 
 def _json_line(request: EndedRequest) -> str:
