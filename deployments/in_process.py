@@ -21,8 +21,10 @@ from workers.messages import (
     WorkerRole,
 )
 from workers.router.config import RouterConfig
+from workers.router.record import Recorder
 from workers.router.router import Router
 from workers.telemetry.steps import StepSpans
+from workers.telemetry.tracing import NO_TRACING, Tracing
 
 
 class InProcessLink:
@@ -53,12 +55,22 @@ def registration(role: WorkerRole, engine: Engine, name: str = "tiny") -> Worker
 
 
 async def answer_all(
-    target: Engine, drafter: Engine, codec: TextCodec, config: RouterConfig, requests: Sequence[GenerationRequest]
+    target: Engine,
+    drafter: Engine,
+    codec: TextCodec,
+    config: RouterConfig,
+    requests: Sequence[GenerationRequest],
+    tracing: Tracing = NO_TRACING,
 ) -> list[SpeculationUsage]:
     """Answer all requests at once and return what speculation did for each. Raises LeadoutError if one fails."""
-    router = Router(config, lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()))
-    await router.register(registration(WorkerRole.TARGET, target, "target"), InProcessLink(Verifier(target)))
-    await router.register(registration(WorkerRole.DRAFT, drafter, "drafter"), InProcessLink(ModelDrafter(drafter)))
+    router = Router(
+        config,
+        lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()),
+        recorder=Recorder(config.verification, tracing),
+    )
+    for name, role, engine in (("target", WorkerRole.TARGET, target), ("drafter", WorkerRole.DRAFT, drafter)):
+        worker = Verifier(engine) if role is WorkerRole.TARGET else ModelDrafter(engine)
+        await router.register(registration(role, engine, name), InProcessLink(worker, StepSpans(tracing, name)))
 
     async def generate(request: GenerationRequest) -> SpeculationUsage:
         async for event in router.generate(request):
