@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 
 from workers.telemetry.timeline import Timeline
-from workers.telemetry.tracing import Tracing, carrier_of, context_from
+from workers.telemetry.tracing import Tracing, context_from, traceparent_of
 
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
@@ -49,7 +50,7 @@ class SequenceTrace:
             self._phase.end(self._timeline.epoch_ns(at_s))
         self._phase = None
         if phase is not None and self._left > 0:
-            self._phase = self._child(phase, at_s, SpanKind.INTERNAL, below=self._span)
+            self._phase = self._child(phase, at_s, SpanKind.INTERNAL)
 
     def event(self, name: str, at_s: float, attributes: Attributes | None = None) -> None:
         """Note an event of the sequence."""
@@ -74,8 +75,7 @@ class SequenceTrace:
         self._in_detail = self._left >= ROUND_SPANS
         self._rounds_without_spans += not self._in_detail
         if drafts and self._in_detail:
-            self._draft = self._child("draft", at_s, SpanKind.CLIENT)
-            self._draft.set_attributes(attributes)
+            self._draft = self._child("draft", at_s, SpanKind.CLIENT, attributes)
 
     def verify_begins(self, at_s: float, drafted: int, attributes: Attributes) -> None:
         """Drafting has ended with `drafted` tokens, and the step of the target is on its way."""
@@ -86,8 +86,7 @@ class SequenceTrace:
             self._draft.end(self._timeline.epoch_ns(at_s))
             self._draft = None
         if self._in_detail:
-            self._verify = self._child("verify", at_s, SpanKind.CLIENT)
-            self._verify.set_attributes(attributes)
+            self._verify = self._child("verify", at_s, SpanKind.CLIENT, attributes)
 
     def verified(self, at_s: float, attributes: Attributes) -> None:
         """The target has answered."""
@@ -100,8 +99,7 @@ class SequenceTrace:
     def committed(self, at_s: float, attributes: Attributes) -> None:
         """What was verified has become part of the sequence."""
         if self._in_detail:
-            commit = self._child("commit", self._verified_s, SpanKind.INTERNAL)
-            commit.set_attributes(attributes)
+            commit = self._child("commit", self._verified_s, SpanKind.INTERNAL, attributes)
             commit.end(self._timeline.epoch_ns(at_s))
 
     def failed(self, at_s: float, error: str) -> None:
@@ -132,14 +130,15 @@ class SequenceTrace:
         if span is None or self._left <= 0:
             return None
         self._left -= 1
-        return carrier_of(span).get("traceparent")
+        return traceparent_of(span)
 
     # --- helpers --------------------------------------------------------------------------------------------
 
-    def _child(self, name: str, at_s: float, kind: SpanKind, below: Span | None = None) -> Span:
+    def _child(self, name: str, at_s: float, kind: SpanKind, attributes: Attributes | None = None) -> Span:
         self._left -= 1
-        parent = set_span_in_context(below or self._phase or self._span)
-        return self._tracer.start_span(name, parent, kind, start_time=self._timeline.epoch_ns(at_s))
+        # An empty context: where Serve traces, the current one has a span of another request.
+        parent = set_span_in_context(self._phase or self._span, Context())
+        return self._tracer.start_span(name, parent, kind, attributes, start_time=self._timeline.epoch_ns(at_s))
 
     def _end_round(self, at_s: float) -> None:
         """A sequence may leave a round at any time."""

@@ -40,6 +40,12 @@ def carrier_of(span: Span) -> dict[str, str]:
     return carrier
 
 
+def traceparent_of(span: Span) -> str:
+    """Return the `traceparent` alone, which is all that a worker's step needs."""
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
 def trace_id_of(carrier: Mapping[str, str]) -> str | None:
     """Return the 32 hexadecimal digits of the trace that a `traceparent` belongs to."""
     parts = carrier.get("traceparent", "").split("-")
