@@ -32,17 +32,18 @@ def streamed(service: Service, prompts: Sequence[str], traces: Sequence[str], ki
                     async for _ in stream(client_of_one, body(prompt, SEEDED, max_tokens=120)):
                         chunks += 1
                         if chunks == 3 and kill_drafter:
-                            status: Any = (await client.get("/status")).json()
-                            pids = [
-                                worker["registration"]["process_ids"][0]
-                                for worker in status["workers"]
-                                if worker["registration"]["role"] == "draft"
-                            ]
-                            os.kill(pids[0], signal.SIGKILL)
+                            status = (await client.get("/status")).json()
+                            os.kill(drafter_processes(status)[0], signal.SIGKILL)
 
             await asyncio.gather(*map(read, prompts, traces))
 
     asyncio.run(run())
+
+
+def drafter_processes(status: dict[str, Any]) -> list[int]:
+    """The process ids of the drafters in service."""
+    workers = [worker["registration"] for worker in status["workers"]]
+    return [process_id for worker in workers if worker["role"] == "draft" for process_id in worker["process_ids"]]
 
 
 def arrived(collector: Collector, traces: Sequence[str]) -> list[Shown]:
@@ -88,6 +89,10 @@ def test_a_trace_stays_whole_across_the_death_of_the_drafter(
     (sequence,) = named(spans, "sequence")
     assert {"fallback", "first_token"} <= set(sequence.events)
     assert not sequence.failed
+    # Whoever comes next wants it back.
+    deadline = time.monotonic() + 60.0
+    while not drafter_processes(service.status()) and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def test_requests_of_clients_that_do_not_trace_leave_no_spans(
