@@ -55,20 +55,29 @@ def completion_body(prompt: str, sampling: dict[str, Any], speculation: bool, ma
     }
 
 
-def run_load(service: Service, bodies: Sequence[dict[str, Any]], concurrency: int) -> LoadResult:
-    """Send all bodies, `concurrency` of them in flight together. Raises httpx.HTTPStatusError on an error status."""
+def run_load(
+    service: Service,
+    bodies: Sequence[dict[str, Any]],
+    concurrency: int,
+    headers: Sequence[dict[str, str]] | None = None,
+) -> LoadResult:
+    """Send all bodies, `concurrency` of them in flight together, each with its `headers` if there are any.
+
+    Raises httpx.HTTPStatusError on an error status.
+    """
+    sent = headers or [{}] * len(bodies)
 
     async def run() -> list[dict[str, Any]]:
         limit = asyncio.Semaphore(concurrency)
         async with httpx.AsyncClient(base_url=service.url, timeout=REQUEST_TIMEOUT) as client:
 
-            async def ask(body: dict[str, Any]) -> dict[str, Any]:
+            async def ask(body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
                 async with limit:
-                    answer = await client.post("/v1/completions", json=body)
+                    answer = await client.post("/v1/completions", json=body, headers=headers)
                 answer.raise_for_status()
                 return dict(answer.json())
 
-            return list(await asyncio.gather(*map(ask, bodies)))
+            return list(await asyncio.gather(*map(ask, bodies, sent)))
 
     began = time.perf_counter()
     answers = asyncio.run(run())

@@ -39,7 +39,7 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
 
     A pool whose worker cannot be loaded is given up after `start_attempts` tries.
     """
-    grace_s = config.ingress.graceful_shutdown_timeout_s
+    grace_s, telemetry = config.ingress.graceful_shutdown_timeout_s, config.telemetry.worker_config()
     router = serve.deployment(
         RouterActor,
         name="Router",
@@ -50,12 +50,18 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         health_check_period_s=2,
         **_graceful(grace_s),
         **_router_replicas(config),
-    ).bind(config.router_config(), model.tokenizer_json, config.router.link)
+    ).bind(
+        config.router_config(),
+        model.tokenizer_json,
+        config.router.link,
+        telemetry,
+        config.request_log.worker_config(),
+    )
 
     def pool(kind: type, name: str, section: WorkerSection, processes: int, replicas: dict[str, Any]) -> Any:
         options = _graceful(grace_s) | replicas
         deployment = _pool(kind, name, section, processes, start_attempts, options)
-        return deployment.bind(section, router, config.worker_load_timeout_s, grace_s)
+        return deployment.bind(section, router, config.worker_load_timeout_s, grace_s, telemetry)
 
     ranks = config.target.tensor_parallel_size
     targets = pool(TargetPool, "TargetPool", config.target, ranks, _replicas(config, TARGETS, config.target))
@@ -73,7 +79,8 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
         **_replicas(config, INGRESS, config.ingress),
     )
-    return ingress.bind(config.target.model, serving_limits(config, model), grace_s, router, [targets, *drafters])
+    limits = serving_limits(config, model)
+    return ingress.bind(config.target.model, limits, grace_s, router, [targets, *drafters], telemetry)
 
 
 def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:

@@ -17,6 +17,7 @@ from deployments.autoscaling_config import (
     TargetAutoscaling,
 )
 from deployments.node_labels import NodeLabels
+from deployments.telemetry import RequestLogSection, TelemetrySection
 from workers.drafters.registry import DrafterKind, DrafterSpec
 from workers.emulated.timing import DrafterTiming, TargetTiming
 from workers.engine.config import EngineConfig
@@ -233,6 +234,8 @@ class LeadoutConfig(_Section):
     router: RouterSection = RouterSection()
     ingress: IngressSection = IngressSection()
     autoscaling: AutoscalingSection = AutoscalingSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    request_log: RequestLogSection = RequestLogSection()
     worker_load_timeout_s: float = Field(600.0, gt=0)
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -34,9 +34,11 @@ from deployments.openapi import describe
 from deployments.planning import AnswerPlan, Planner, ServingLimits
 from deployments.request_body import read_json_object
 from deployments.request_headers import RequestContext, read_context
+from deployments.request_span import RequestSpans, describe_answer, trace_context
 from deployments.streaming import EventStream, answer_events, run_while_connected
 from deployments.text import TextCodec
 from deployments.tokenize_endpoint import TokenizeEndpoint
+from workers.telemetry.tracing import NO_TRACING, Tracing
 
 __all__ = ["ServingLimits", "create_app"]
 
@@ -50,6 +52,7 @@ def create_app(
     limits: ServingLimits,
     drain: Drain | None = None,
     names_requests: bool = True,
+    tracing: Tracing = NO_TRACING,
 ) -> FastAPI:
     """Return the application that answers with `service`, until `drain` begins.
 
@@ -64,6 +67,7 @@ def create_app(
             Middleware(ErrorBoundary, names_requests=names_requests),
             Middleware(DrainGate, drain=drain),
             Middleware(AccessControl, rules=limits.access),
+            Middleware(RequestSpans, tracing=tracing),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
@@ -134,6 +138,7 @@ class Endpoints:
     ) -> Response:
         choices = generate_choices(self._service, self._codec, plan.sequences, plan.echoed)
         tally = UsageTally(plan.prompt_tokens, fields.n)
+        describe_answer(request.scope, fields, form.head, tally)
         if fields.stream:
             # What fails before the first delta is still an ordinary response with its own status.
             first = await run_while_connected(request.receive, take_first(choices))
@@ -152,7 +157,8 @@ class Endpoints:
         return await read_json_object(request, self._limits.max_body_bytes)
 
     def _context(self, request: Request) -> RequestContext:
-        return read_context(request.headers, self._limits.request_timeout_s)
+        context = read_context(request.headers, self._limits.request_timeout_s)
+        return replace(context, trace_context=trace_context(request.scope, context.trace_context))
 
     def _card(self) -> dict[str, Any]:
         return model_card(self._limits.served_model_name, self._limits.context_length, self._created)

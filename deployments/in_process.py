@@ -21,19 +21,23 @@ from workers.messages import (
     WorkerRole,
 )
 from workers.router.config import RouterConfig
+from workers.router.request_record import RequestRecorder
 from workers.router.router import Router
+from workers.telemetry.steps import StepSpans
+from workers.telemetry.tracing import NO_TRACING, Tracing
 
 
 class InProcessLink:
-    """A link to a real worker in this process."""
+    """A link to a real worker in this process, which makes `spans` of its steps."""
 
-    def __init__(self, worker: ModelDrafter | Verifier) -> None:
+    def __init__(self, worker: ModelDrafter | Verifier, spans: StepSpans | None = None) -> None:
         self._worker = worker
+        self._spans = spans or StepSpans()
 
     async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
         """Answer as the worker actors do."""
         await asyncio.sleep(0)
-        return answer(self._worker, message)
+        return self._spans.around(message, lambda: answer(self._worker, message))
 
 
 def registration(role: WorkerRole, engine: Engine, name: str = "tiny") -> WorkerRegistration:
@@ -51,12 +55,22 @@ def registration(role: WorkerRole, engine: Engine, name: str = "tiny") -> Worker
 
 
 async def answer_all(
-    target: Engine, drafter: Engine, codec: TextCodec, config: RouterConfig, requests: Sequence[GenerationRequest]
+    target: Engine,
+    drafter: Engine,
+    codec: TextCodec,
+    config: RouterConfig,
+    requests: Sequence[GenerationRequest],
+    tracing: Tracing = NO_TRACING,
 ) -> list[SpeculationUsage]:
     """Answer all requests at once and return what speculation did for each. Raises LeadoutError if one fails."""
-    router = Router(config, lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()))
-    await router.register(registration(WorkerRole.TARGET, target, "target"), InProcessLink(Verifier(target)))
-    await router.register(registration(WorkerRole.DRAFT, drafter, "drafter"), InProcessLink(ModelDrafter(drafter)))
+    router = Router(
+        config,
+        lambda prompt: IncrementalDetokenizer(codec.backend, prompt.tolist()),
+        recorder=RequestRecorder(config.verification, tracing),
+    )
+    for name, role, engine in (("target", WorkerRole.TARGET, target), ("drafter", WorkerRole.DRAFT, drafter)):
+        worker = Verifier(engine) if role is WorkerRole.TARGET else ModelDrafter(engine)
+        await router.register(registration(role, engine, name), InProcessLink(worker, StepSpans(tracing, name)))
 
     async def generate(request: GenerationRequest) -> SpeculationUsage:
         async for event in router.generate(request):

@@ -18,6 +18,8 @@ from deployments.resuming import ResumingService
 from deployments.text import TextCodec
 from workers.errors import RouterLostError, UnavailableError
 from workers.messages import GenerationEvent, GenerationRequest, MetricsSnapshot, RouterStatus
+from workers.telemetry.config import BY_ENVIRONMENT, TelemetryConfig
+from workers.telemetry.setup import set_up_tracing
 
 UNREACHABLE = (RayError, RayServeException, RpcError)
 
@@ -87,12 +89,19 @@ class Ingress:
         drain_timeout_s: float,
         router: DeploymentHandle,
         pools: list[DeploymentHandle],
+        telemetry: TelemetryConfig = BY_ENVIRONMENT,
     ) -> None:
+        self._tracing = set_up_tracing(telemetry, "ingress")
         drain = Drain(replica_is_stopping, drain_timeout_s)
         service: GenerationService = ResumingService(RouterClient(router, drain))
         if limits.most_sequences is not None:
             service = FullRouterGate(service, limits.most_sequences)
-        self._app = create_app(service, TextCodec.load(model), limits, drain, names_requests=False)
+        codec = TextCodec.load(model)
+        self._app = create_app(service, codec, limits, drain, names_requests=False, tracing=self._tracing)
+
+    def __del__(self) -> None:
+        # Serve calls it when the last streams of a replica have ended.
+        self._tracing.flush()
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

@@ -71,10 +71,13 @@ class UsageTally:
     completion_tokens: int = 0
     speculation: list[SpeculationUsage] = field(default_factory=list)
     cached_tokens: dict[int, int] = field(default_factory=dict)
+    finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
 
     def add(self, item: ChoiceDelta) -> None:
         """Count the tokens of `item`, shown or not."""
         self.completion_tokens += len(item.delta.token_ids)
+        if item.delta.finish_reason is not None:
+            self.finish_reasons[item.index] = item.delta.finish_reason
         usage = item.delta.usage
         if usage is not None:
             self.speculation.append(usage)

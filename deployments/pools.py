@@ -15,6 +15,7 @@ from deployments.supervision import StartedWorker, Supervisor, unwrap, with_proc
 from workers.draft_worker import DraftWorkerActor
 from workers.messages import WorkerRegistration
 from workers.target_worker import TargetWorkerActor
+from workers.telemetry.config import BY_ENVIRONMENT, TelemetryConfig
 
 
 def _actor_options(section: WorkerSection, bundle: int) -> dict[str, Any]:
@@ -41,9 +42,15 @@ class DraftPool:
 
     # Serve awaits it, so that a replica counts as started when its worker is registered.
     async def __init__(  # type: ignore[misc]
-        self, section: DrafterSection, router: DeploymentHandle, load_timeout_s: float, drain_timeout_s: float
+        self,
+        section: DrafterSection,
+        router: DeploymentHandle,
+        load_timeout_s: float,
+        drain_timeout_s: float,
+        telemetry: TelemetryConfig = BY_ENVIRONMENT,
     ) -> None:
         self._section = section
+        self._telemetry = telemetry
         self._load_timeout_s = load_timeout_s
         self._supervisor = Supervisor(self._start_worker, router, drain_timeout_s)
         await self._supervisor.begin()
@@ -51,7 +58,7 @@ class DraftPool:
     async def _start_worker(self) -> StartedWorker:
         worker_id = f"draft-{self._section.name}-{uuid.uuid4().hex[:8]}"
         actor = DraftWorkerActor.options(**_actor_options(self._section, bundle=0)).remote(
-            worker_id, self._section.name, self._section.spec()
+            worker_id, self._section.name, self._section.spec(), self._telemetry
         )
         (registration,) = await _loaded([actor.load.remote()], self._load_timeout_s)
         return StartedWorker(registration, actor, (actor,))
@@ -69,9 +76,15 @@ class TargetPool:
 
     # Serve awaits it, so that a replica counts as started when its worker is registered.
     async def __init__(  # type: ignore[misc]
-        self, section: TargetSection, router: DeploymentHandle, load_timeout_s: float, drain_timeout_s: float
+        self,
+        section: TargetSection,
+        router: DeploymentHandle,
+        load_timeout_s: float,
+        drain_timeout_s: float,
+        telemetry: TelemetryConfig = BY_ENVIRONMENT,
     ) -> None:
         self._section = section
+        self._telemetry = telemetry
         self._load_timeout_s = load_timeout_s
         self._supervisor = Supervisor(self._start_worker, router, drain_timeout_s)
         await self._supervisor.begin()
@@ -81,7 +94,11 @@ class TargetPool:
         worker_id = f"target-{uuid.uuid4().hex[:8]}"
         actors = tuple(
             TargetWorkerActor.options(**_actor_options(section, bundle=rank)).remote(
-                worker_id, section.served_name, section.engine_config(section.tensor_parallel_size), rank
+                worker_id,
+                section.served_name,
+                section.engine_config(section.tensor_parallel_size),
+                rank,
+                self._telemetry,
             )
             for rank in range(section.tensor_parallel_size)
         )

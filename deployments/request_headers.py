@@ -22,7 +22,7 @@ class RequestContext:
 
 def read_context(headers: Headers, longest_timeout_s: float) -> RequestContext:
     """Return what `headers` say; InvalidRequestError names a header that is wrong."""
-    return RequestContext(_timeout_s(headers, longest_timeout_s), _trace_context(headers))
+    return RequestContext(_timeout_s(headers, longest_timeout_s), read_trace_context(headers))
 
 
 def _timeout_s(headers: Headers, longest_s: float) -> float:
@@ -37,7 +37,7 @@ def _timeout_s(headers: Headers, longest_s: float) -> float:
     return seconds
 
 
-def _trace_context(headers: Headers) -> dict[str, str]:
+def read_trace_context(headers: Headers) -> dict[str, str]:
     """Return the client's W3C trace context, if it is well formed."""
     parent = headers.get("traceparent", "")
     if not TRACE_PARENT.fullmatch(parent):

@@ -29,7 +29,10 @@ from workers.messages import (
     WorkerRole,
 )
 from workers.router.config import RouterConfig
+from workers.router.request_record import RequestRecorder
 from workers.router.router import Router
+from workers.telemetry.steps import StepSpans
+from workers.telemetry.tracing import NO_TRACING, Tracing
 
 MODEL_CONTEXT = 160
 VOCABULARY = 257
@@ -70,8 +73,15 @@ def load(folder: Path, **options: Any) -> Engine:
 class InProcessService:
     """The router and its workers as the ingress sees them; they start in the event loop of the first request."""
 
-    def __init__(self, target: Engine, drafters: Mapping[str, Engine], codec: TextCodec, config: RouterConfig) -> None:
-        self.target, self.drafters = target, drafters
+    def __init__(
+        self,
+        target: Engine,
+        drafters: Mapping[str, Engine],
+        codec: TextCodec,
+        config: RouterConfig,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
+        self.target, self.drafters, self.tracing = target, drafters, tracing
         self._codec, self._config = codec, config
         self.router = self._new_router()
         self._links: list[tuple[WorkerRegistration, InProcessLink]] = []
@@ -93,14 +103,23 @@ class InProcessService:
         return await self.router.metrics()
 
     def _new_router(self) -> Router:
-        return Router(self._config, lambda prompt: IncrementalDetokenizer(self._codec.backend, prompt.tolist()))
+        return Router(
+            self._config,
+            lambda prompt: IncrementalDetokenizer(self._codec.backend, prompt.tolist()),
+            recorder=RequestRecorder(self._config.verification, self.tracing),
+        )
 
     async def _start(self) -> None:
         if self._links:
             return
-        self._links.append((registration(WorkerRole.TARGET, self.target), InProcessLink(Verifier(self.target))))
+        self._links.append(
+            (
+                registration(WorkerRole.TARGET, self.target),
+                InProcessLink(Verifier(self.target), StepSpans(self.tracing, "target")),
+            )
+        )
         for name, engine in self.drafters.items():
-            link = InProcessLink(ModelDrafter(engine))
+            link = InProcessLink(ModelDrafter(engine), StepSpans(self.tracing, name))
             self._links.append((registration(WorkerRole.DRAFT, engine, name), link))
         await self._register_all()
 
@@ -159,4 +178,4 @@ def application(
         drafter_names=tuple(service.drafters),
         max_draft_tokens=max_draft_tokens,
     )
-    return create_app(around(service) if around else service, codec, limits)
+    return create_app(around(service) if around else service, codec, limits, tracing=service.tracing)

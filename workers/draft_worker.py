@@ -18,15 +18,22 @@ from workers.messages import (
     WorkerResponse,
     WorkerRole,
 )
+from workers.telemetry.config import BY_ENVIRONMENT, TelemetryConfig
+from workers.telemetry.setup import set_up_tracing
+from workers.telemetry.steps import StepSpans
 
 
 class DraftWorker:
     """Owns one drafter. Messages are handled one at a time, in the order they were sent."""
 
-    def __init__(self, worker_id: str, name: str, spec: DrafterSpec) -> None:
+    def __init__(
+        self, worker_id: str, name: str, spec: DrafterSpec, telemetry: TelemetryConfig = BY_ENVIRONMENT
+    ) -> None:
         self._worker_id = worker_id
         self._name = name
         self._spec = spec
+        self._telemetry = telemetry
+        self._spans = StepSpans()
         self._drafter: Drafter | None = None
         self._one_at_a_time = threading.Lock()
         self._server: ZmqServer | None = None
@@ -34,6 +41,7 @@ class DraftWorker:
     def load(self) -> WorkerRegistration:
         """Load the drafter and say what the router must know. Raises ConfigurationError."""
         show_worker_log()
+        self._spans = StepSpans(set_up_tracing(self._telemetry, "draft", self._worker_id), self._worker_id)
         self._drafter = build_drafter(self._spec)
         limits = self._drafter.limits
         return WorkerRegistration(
@@ -49,10 +57,11 @@ class DraftWorker:
 
     def handle(self, message: WorkerRequest) -> WorkerResponse | None:
         """Answer one message of the link protocol, whichever link brings it."""
-        if self._drafter is None:
+        drafter = self._drafter
+        if drafter is None:
             raise RuntimeError("the drafter is not loaded")
         with self._one_at_a_time:
-            return answer(self._drafter, message)
+            return self._spans.around(message, lambda: answer(drafter, message))
 
     @ray.method(concurrency_group="control")
     def open_link(self, router_public_key: bytes) -> LinkAddress:

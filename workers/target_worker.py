@@ -18,16 +18,28 @@ from workers.messages import (
     WorkerResponse,
     WorkerRole,
 )
+from workers.telemetry.config import BY_ENVIRONMENT, TelemetryConfig
+from workers.telemetry.setup import set_up_tracing
+from workers.telemetry.steps import StepSpans
 
 
 class TargetWorker:
     """Owns one rank's share of the target. Messages are handled one at a time, in the order they were sent."""
 
-    def __init__(self, worker_id: str, name: str, config: EngineConfig, rank: int) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        name: str,
+        config: EngineConfig,
+        rank: int,
+        telemetry: TelemetryConfig = BY_ENVIRONMENT,
+    ) -> None:
         self._worker_id = worker_id
         self._name = name
         self._config = config
         self._rank = rank
+        self._telemetry = telemetry
+        self._spans = StepSpans()
         self._one_at_a_time = threading.Lock()
         self._server: ZmqServer | None = None
 
@@ -41,6 +53,8 @@ class TargetWorker:
     def load(self, meeting_point: tuple[str, int], timeout_s: float) -> WorkerRegistration:
         """Load this rank's share, together with all other ranks. Raises ConfigurationError."""
         show_worker_log()
+        if self._rank == 0:
+            self._spans = StepSpans(set_up_tracing(self._telemetry, "target", self._worker_id), self._worker_id)
         # Imported here so that the process is up, and visible, before torch is.
         from workers.emulated.stretched import stretched_target
         from workers.engine.engine import Engine
@@ -71,7 +85,7 @@ class TargetWorker:
     def handle(self, message: WorkerRequest) -> WorkerResponse | None:
         """Answer one message of the link protocol, whichever link brings it (rank 0 only)."""
         with self._one_at_a_time:
-            return answer(self._verifier, message)
+            return self._spans.around(message, lambda: answer(self._verifier, message))
 
     @ray.method(concurrency_group="control")
     def open_link(self, router_public_key: bytes) -> LinkAddress:

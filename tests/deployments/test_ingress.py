@@ -1,4 +1,4 @@
-"""The router behind a Serve handle: events as they come, and a router that is lost is an error of its own, never a hang."""
+"""The router behind a Serve handle: events as they come; one that is lost is an error of its own, never a hang."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -6,12 +6,20 @@ import pytest
 
 from benchmarks.harness import Service, running_service, tiny_pair_config
 from models.corpus import held_out_prompts
+from tests.end_to_end.collector import Collector, collecting
 
 
 @pytest.fixture(scope="package")
-def service() -> Iterator[Service]:
-    """The shipped configuration, as `make serve` runs it."""
-    with running_service(tiny_pair_config()) as running:
+def collector() -> Iterator[Collector]:
+    """Takes the spans of the service."""
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def service(collector: Collector) -> Iterator[Service]:
+    """The shipped configuration, as `make serve` runs it. It traces the requests of clients that trace theirs."""
+    with running_service(tiny_pair_config(telemetry={"endpoint": collector.endpoint, "sample_ratio": 0.0})) as running:
         yield running
 
 

@@ -5,7 +5,7 @@ import asyncio
 from tests.fakes import ScriptedDrafter, ScriptedTarget, never_right
 from tests.router.helpers import ask, ask_all, checks_done, request, run, serving, until
 from workers.messages import MetricsSnapshot
-from workers.router.recorder import OUTCOMES
+from workers.router.metrics_recorder import OUTCOMES
 
 
 def outcomes(snapshot: MetricsSnapshot) -> dict[str, float]:

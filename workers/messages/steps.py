@@ -63,6 +63,9 @@ class ProposeItem:
 
     A chain ends early, but not before its first draft, where the drafter estimates the probability that all of it is
     accepted at less than `least_confidence`; see `Proposal.confidence`.
+
+    `trace_parent` is the W3C traceparent below which the worker puts its span of the step; None for all that are not
+    sampled.
     """
 
     sequence_id: int
@@ -76,6 +79,7 @@ class ProposeItem:
     prompt: TokenIds | None = None
     cache_salt: str | None = None
     least_confidence: float = 0.0
+    trace_parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class DraftAheadItem:
 
     `first_position` and `committed` are as in `ProposeItem`; behind them the target verifies `drafts`, whoever proposed
     them. The drafter takes the likeliest outcomes, `branches` of them at most, and drafts `draft_tokens` behind each.
+    `trace_parent` is as in `ProposeItem`.
     """
 
     sequence_id: int
@@ -125,6 +130,7 @@ class DraftAheadItem:
     drafts: TokenIds
     draft_tokens: int
     branches: int
+    trace_parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +189,7 @@ class VerifyItem:
     i-th of `committed`.
 
     Where the proposal is empty, the target looks up to `lookup_tokens` drafts up in what it has of the sequence itself.
+    `trace_parent` is as in `ProposeItem`.
     """
 
     sequence_id: int
@@ -198,6 +205,7 @@ class VerifyItem:
     prompt: TokenIds | None = None
     cache_salt: str | None = None
     lookup_tokens: int = 0
+    trace_parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,11 @@ from workers.metrics.gauges import GaugeExport
 from workers.router.config import RouterConfig
 from workers.router.detached import detached_task
 from workers.router.heartbeats import Heartbeats
+from workers.router.request_record import RequestRecorder
 from workers.router.router import Router
+from workers.telemetry.config import BY_ENVIRONMENT, TelemetryConfig
+from workers.telemetry.request_log import WITHOUT_TEXT, RequestLogConfig, open_request_log
+from workers.telemetry.setup import set_up_tracing
 
 logger = logging.getLogger(__name__)
 # Ray forgets a gauge that is not set for 20 s.
@@ -34,11 +38,22 @@ PUBLISH_EVERY_S = 5.0
 class RouterActor:
     """Runs in one Serve replica. Its methods are called through Serve handles, never per round."""
 
-    def __init__(self, config: RouterConfig, tokenizer_json: str, link: LinkChoice = "auto") -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        tokenizer_json: str,
+        link: LinkChoice = "auto",
+        telemetry: TelemetryConfig = BY_ENVIRONMENT,
+        request_log: RequestLogConfig = WITHOUT_TEXT,
+    ) -> None:
         self._links = WorkerLinks(link)
         self._heartbeats = Heartbeats()
         tokenizer = Tokenizer.from_str(tokenizer_json)
-        self._router = Router(config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()))
+        log = open_request_log(request_log, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        recorder = RequestRecorder(config.verification, set_up_tracing(telemetry, "router"), log)
+        self._router = Router(
+            config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()), recorder=recorder
+        )
         self._publishing: asyncio.Task[None] | None = None
 
     async def register(self, registration: WorkerRegistration, worker: Any) -> None:

@@ -268,6 +268,7 @@ class Drafting:
             drafts,
             draft_tokens,
             budget.branches,
+            None if sequence.trace is None else sequence.trace.ahead_parent,
         )
 
     async def _ask_ahead(
@@ -325,6 +326,8 @@ class Drafting:
         self._judge.hit_rate.observe(hit)
         self._totals.add(ahead_hits=hit, ahead_misses=not hit)
         self._totals.metrics.drafted_ahead(sequence.drafter_name, hit)
+        if sequence.trace is not None:
+            sequence.trace.ahead_hit = hit
         return proposal
 
 

@@ -25,6 +25,7 @@ from workers.router.draft_planning import DraftPlanner
 from workers.router.drafting import Drafting
 from workers.router.peer import Peer
 from workers.router.prefill import PrefillLimits
+from workers.router.request_record import note_committed, note_drafting, note_placed, note_verified, note_verifying
 from workers.router.roster import Roster
 from workers.router.rounds import PlannedSequence, plan_round, verify_request
 from workers.router.running import RunningSequence
@@ -82,6 +83,7 @@ class Lane:
         """Let the sequence take part from its cohort's next round on."""
         running.sequence.target.assign(self.target.worker_id)
         self.running[running.sequence.sequence_id] = running
+        note_placed(running, self.target.worker_id)
         self._wake.set()
 
     def leave(self, sequence_id: int) -> None:
@@ -154,6 +156,7 @@ class Lane:
         """Run a round of `members`; `alone`: the target has no other cohort."""
         clock = RoundClock()
         planned = self._plan(members, plan)
+        note_drafting(planned, clock)
         times = self._planner.round_times(each.sequence for each in planned)
         proposals = await self._drafting.proposals(planned, clock, plan.least_confidence, times)
         await self.target.releases_sent()
@@ -161,12 +164,14 @@ class Lane:
         if not live:
             return
         for_clients = any(not self.running[each.sequence.sequence_id].is_check for each in live)
+        note_verifying(live, proposals)
         request = verify_request(live, proposals)
         plain_ms = self._planner.plain_step_ms(len(self.running))
         beside_drafting = alone and self._draft_ahead(live, proposals, request)
         began = time.perf_counter()
         response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
         clock.verified((time.perf_counter() - began) * 1e3, response.compute_ms)
+        note_verified(live, response)
         if response.read_tokens:
             self._planner.times.observe_step(response.read_tokens, response.compute_ms, beside_drafting)
         break_even = 0.0 if times is None else breakeven_rate(times, len(live))
@@ -277,6 +282,7 @@ class Lane:
         else:
             chunk = sequence.commit(verified, proposal)
             self._count(plan, running, verified, proposal, len(chunk.token_ids))
+            note_committed(running, plan, proposal, verified, len(chunk.token_ids))
             self._emit(running, chunk)
             self._judge_drafter(plan, verified, proposal, break_even)
 

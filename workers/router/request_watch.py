@@ -3,13 +3,13 @@
 import time
 
 from workers.messages import GenerationEvent, GenerationFailed
-from workers.router.recorder import CANCELLED, Recorder
+from workers.router.metrics_recorder import CANCELLED, MetricsRecorder
 
 
 class RequestWatch:
     """Follows the events of one client's sequence, from its arrival on."""
 
-    def __init__(self, recorder: Recorder, prompt_tokens: int) -> None:
+    def __init__(self, recorder: MetricsRecorder, prompt_tokens: int) -> None:
         self._store = recorder.store
         self._prompt_tokens = prompt_tokens
         self._arrived_s = time.monotonic()

@@ -125,6 +125,7 @@ def propose_items(
             prompt=sequence.tokens(0, sequence.length) if start == 0 else None,
             cache_salt=sequence.request.cache_salt if start == 0 else None,
             least_confidence=least_confidence,
+            trace_parent=None if sequence.trace is None else sequence.trace.draft_parent,
         )
         (drafts if draft_tokens else reads)[view.worker_id].append(item)
     return DrafterRequests(_requests(drafts), _requests(reads))
@@ -206,6 +207,7 @@ def verify_request(planned: Iterable[PlannedSequence], proposals: Mapping[int, P
                 prompt=sequence.cacheable_tokens if start == 0 else None,
                 cache_salt=sequence.request.cache_salt if start == 0 else None,
                 lookup_tokens=plan.lookup_tokens if plan.samples else 0,
+                trace_parent=None if sequence.trace is None else sequence.trace.verify_parent,
             )
         )
     return VerifyRequest(tuple(items))

@@ -30,10 +30,11 @@ from workers.router.draft_length import DraftLengthOptions, DraftLengthPolicy, d
 from workers.router.draining import Draining
 from workers.router.lane import Lane, LaneEvents
 from workers.router.load_meter import LoadMeter
+from workers.router.metrics_recorder import MetricsRecorder
 from workers.router.online_check import OnlineChecks
 from workers.router.peer import CONTROL_DEADLINE_S, Peer
 from workers.router.placement import Placement
-from workers.router.recorder import Recorder
+from workers.router.request_record import RequestRecorder, note_drafter_lost, note_preempted, note_target_lost
 from workers.router.request_watch import RequestWatch
 from workers.router.roster import Roster
 from workers.router.running import RunningSequence
@@ -57,12 +58,16 @@ class Router:
         config: RouterConfig,
         make_detokenizer: Callable[[TokenIds], IncrementalDetokenizer],
         make_policy: Callable[[], DraftLengthPolicy] | None = None,
+        recorder: RequestRecorder | None = None,
     ) -> None:
         self._config = config
+        self._recorder = recorder or RequestRecorder()
         self._make_detokenizer = make_detokenizer
         options = DraftLengthOptions(fixed_groups=config.max_cohorts)
         self._make_policy = make_policy or partial(draft_length_policy, config.draft_length_policy, options)
-        self._totals = TotalsCounter(Recorder(config.max_draft_tokens, looks_up=config.fallback == "prompt_lookup"))
+        self._totals = TotalsCounter(
+            MetricsRecorder(config.max_draft_tokens, looks_up=config.fallback == "prompt_lookup")
+        )
         self._snapshots = SnapshotTaker(self._totals.metrics.store)
         self._load_meter = LoadMeter(config.load_window_s)
         self._drafters = Roster()
@@ -180,6 +185,7 @@ class Router:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._recorder.flush()
 
     # --- admission and placement ----------------------------------------------------------------------------
 
@@ -188,15 +194,22 @@ class Router:
         if self._draining.service:
             return GenerationFailed(503, "draining", "the service is shutting down and takes no new requests")
         running = RunningSequence(self._new_sequence(request), deadline_s=time.monotonic() + request.timeout_s)
+        self._recorder.begins(running)
         waiting = len(self._placement.waiting)
         if self._placement.is_too_large(running.sequence):
-            return _too_large(request)
+            return self._refuse(running, _too_large(request))
         if self._placement.place_new(running):
             return running
         if waiting >= self._config.max_waiting_sequences and request.resumption is None:
-            return GenerationFailed(429, "overloaded", f"{waiting} sequences are waiting already")
+            failure = GenerationFailed(429, "overloaded", f"{waiting} sequences are waiting already")
+            return self._refuse(running, failure)
         self._placement.line_up(running)
         return running
+
+    def _refuse(self, running: RunningSequence, failure: GenerationFailed) -> GenerationFailed:
+        running.failure = failure
+        self._recorder.ends(running)
+        return failure
 
     def _new_sequence(self, request: GenerationRequest) -> Sequence:
         self._next_sequence_id += 1
@@ -224,6 +237,7 @@ class Router:
                 self._placement.take_out(running)
             return
         self._placement.preempt(running)
+        note_preempted(running)
         # Another target may have room.
         self._placement.place_waiting()
 
@@ -232,6 +246,7 @@ class Router:
         if running.ended:
             return
         self._placement.take_out(running)
+        self._recorder.ends(running)
         self._checks.offer(running)
         self._place_waiting()
 
@@ -273,6 +288,7 @@ class Router:
             if running.sequence.drafter.worker_id == worker_id:
                 running.sequence.drafter.assign(None)
                 self._placement.assign_drafter(running)
+                note_drafter_lost(running, worker_id)
 
     def _drop_target(self, worker_id: str) -> None:
         """Put the target's sequences first in line again; they resume from their committed tokens."""
@@ -289,6 +305,7 @@ class Router:
             running.sequence.target.assign(None)
             running.sequence.epoch += 1
             running.target_failures += not lane.draining
+            note_target_lost(running, worker_id)
             if running.is_check or running.target_failures >= MAX_TARGET_FAILURES:
                 failed.append(running)
             else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from workers.messages import GenerationEvent, GenerationFailed
 from workers.router.sequence import Sequence
+from workers.telemetry.timeline import Timeline
 
 
 @dataclass(slots=True)
@@ -13,7 +14,8 @@ class RunningSequence:
     """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress.
 
     `is_check`: it repeats a finished request on idle capacity; no client waits for it. `admitted_s`, `placed_s` (its
-    first place on a target) and `answered_s` (its latest tokens) are times of the monotonic clock.
+    first place on a target) and `answered_s` (its latest tokens) are times of the monotonic clock. `failure` is what
+    the client was told, if it was told of one.
     """
 
     sequence: Sequence
@@ -25,6 +27,8 @@ class RunningSequence:
     admitted_s: float = field(default_factory=time.monotonic)
     placed_s: float | None = None
     answered_s: float | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+    failure: GenerationFailed | None = None
     _events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
 
     @property
@@ -45,6 +49,8 @@ class RunningSequence:
 
     def emit(self, event: GenerationEvent) -> None:
         """Queue an event for the client."""
+        if isinstance(event, GenerationFailed):
+            self.failure = self.failure or event
         self._events.put_nowait(event)
 
     async def next_event(self) -> GenerationEvent:
@@ -55,4 +61,5 @@ class RunningSequence:
                 return await self._events.get()
         except TimeoutError:
             timeout_s = self.sequence.request.timeout_s
-            return GenerationFailed(504, "timeout", f"the request did not finish within {timeout_s:g} s")
+            self.failure = GenerationFailed(504, "timeout", f"the request did not finish within {timeout_s:g} s")
+            return self.failure

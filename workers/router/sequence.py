@@ -21,6 +21,7 @@ from workers.messages import (
     VerifiedItem,
 )
 from workers.router.acceptance import AcceptanceEstimate
+from workers.telemetry.sequence_trace import SequenceTrace
 
 
 class WorkerView:
@@ -110,6 +111,7 @@ class Sequence:
         self.outcome: Outcome | None = None
         self.finish_reason: FinishReason | None = None
         self.prompt_scores = PromptScores(request)
+        self.trace: SequenceTrace | None = None
         self._tokens = np.empty(len(request.prompt) + request.stop.max_tokens, dtype=np.int32)
         self._tokens[: len(request.prompt)] = request.prompt
         self._length = len(request.prompt)

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from workers.messages import RoundTotals
-from workers.router.recorder import Recorder
+from workers.router.metrics_recorder import MetricsRecorder
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class RoundClock:
 class TotalsCounter:
     """Accumulates `RoundTotals`; `metrics` records in more detail, by worker."""
 
-    def __init__(self, metrics: Recorder) -> None:
+    def __init__(self, metrics: MetricsRecorder) -> None:
         self.metrics = metrics
         self._sums: dict[str, float] = {}
 

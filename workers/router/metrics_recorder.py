@@ -33,7 +33,7 @@ OUTCOMES = (
 )
 
 
-class Recorder:
+class MetricsRecorder:
     """Counts into a store. Series of what is there exist with 0 before anything happens. Checks are never counted."""
 
     def __init__(self, longest_draft: int = 0, looks_up: bool = False) -> None:

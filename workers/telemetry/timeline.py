@@ -1,0 +1,70 @@
+"""Where the time of one request goes: in the line, until its first token, until its last. Kept for every request."""
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """What a sequence is doing. Moved to another worker, it queues and reads again."""
+
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Seconds spent in each phase. At any time one of them runs, so they add up to the time since the beginning.
+
+    Times given and kept are those of `time.perf_counter`. The step that commits the first tokens belongs to PREFILL,
+    whatever number of tokens it commits: DECODE is the time between the first commit and the last.
+    """
+
+    began_s: float = field(default_factory=time.perf_counter)
+    began_ns: int = field(default_factory=time.time_ns)
+    phase: Phase = Phase.QUEUE
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    _spent_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    _since_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._since_s = self.began_s
+
+    def enter(self, phase: Phase, now_s: float) -> None:
+        """Begin a phase; the one so far ends."""
+        self._spent_s[self.phase] += now_s - self._since_s
+        self.phase, self._since_s = phase, now_s
+
+    def committed(self, now_s: float) -> bool:
+        """Tokens were committed; return whether they are the first ones of the request."""
+        if self.phase is not Phase.DECODE:
+            self.enter(Phase.DECODE, now_s)
+        is_first = self.first_token_s is None
+        if is_first:
+            self.first_token_s = now_s
+        return is_first
+
+    def end(self, now_s: float) -> None:
+        """The request is over."""
+        self.enter(self.phase, now_s)
+        self.ended_s = now_s
+
+    def spent_ms(self, phase: Phase) -> float:
+        """Return the milliseconds spent in a phase, up to the last change of phase."""
+        return self._spent_s[phase] * 1e3
+
+    @property
+    def total_ms(self) -> float:
+        """Milliseconds from the beginning to the last change of phase."""
+        return (self._since_s - self.began_s) * 1e3
+
+    @property
+    def first_token_ms(self) -> float | None:
+        """Milliseconds from the beginning to the first commit; None if there was none."""
+        return None if self.first_token_s is None else (self.first_token_s - self.began_s) * 1e3
+
+    def epoch_ns(self, at_s: float) -> int:
+        """Return a time of `time.perf_counter` as nanoseconds since 1970, in the same order as the others."""
+        return self.began_ns + round((at_s - self.began_s) * 1e9)
