@@ -11,7 +11,7 @@ from workers.messages import GenerationEvent, GenerationFailed
 
 DRAINING_MESSAGE = "The service is shutting down and takes no new requests."
 # What is left of its time to a process whose requests are told to end.
-FAREWELL_S = 2.0
+FAREWELL_S = 5.0
 
 
 class DrainingError(RequestError):
