@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass
 
+import httpx
+
 from benchmarks.harness import Row, Service
 
 IDLE_TIMEOUT_S = 30.0
@@ -47,8 +49,16 @@ def leftovers(service: Service) -> Leftovers:
 
 
 def wait_until_idle(service: Service, timeout_s: float = IDLE_TIMEOUT_S) -> Leftovers:
-    """Return what is left as soon as nothing is, or after `timeout_s`."""
+    """Return what is left as soon as nothing is, or after `timeout_s`; httpx.HTTPError if it does not answer then."""
     deadline = time.monotonic() + timeout_s
-    while (left := leftovers(service)).any and time.monotonic() < deadline:
+    while True:
+        last = time.monotonic() >= deadline
+        try:
+            left = leftovers(service)
+        except httpx.HTTPError:
+            if last:
+                raise
+        else:
+            if last or not left.any:
+                return left
         time.sleep(POLL_S)
-    return left
