@@ -3,7 +3,6 @@
 import asyncio
 import bisect
 import logging
-import time
 from collections.abc import Callable, Mapping
 
 from workers.messages import GenerationFailed
@@ -121,7 +120,6 @@ class Placement:
                 self.assign_drafter(running)
                 sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
                 running.leave_queue()
-                running.placed_s = running.placed_s or time.monotonic()
                 lane.join(running)
                 return True
         return False
