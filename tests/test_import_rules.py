@@ -23,10 +23,10 @@ def test_decoding_and_engine_import_without_ray_and_bitsandbytes() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
 
 
-def test_the_router_and_the_ingress_import_without_torch() -> None:
+def test_router_ingress_and_autoscaling_policies_import_without_torch() -> None:
     program = (
         "import sys\n"
-        "import workers.router.actor, deployments.http_app\n"
+        "import workers.router.actor, deployments.http_app, deployments.autoscaling_policy\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)

@@ -55,7 +55,7 @@ def test_only_the_last_seconds_count() -> None:
     now = 1_000.0
     meter = LoadMeter(10.0, lambda: now)
     running = RunningSequence(Sequence(1, request(), _no_detokenizer), deadline_s=0.0, admitted_s=now - 4.0)
-    running.placed_s = now - 1.0
+    running.left_line_s = now - 1.0
 
     def report(totals: RoundTotals) -> RouterLoad:
         return meter.report([], [], [], Roster(), totals)

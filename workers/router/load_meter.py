@@ -45,8 +45,8 @@ class LoadMeter:
         now = self._clock()
         if running.answered_s is None:
             self._ttft_ms.add(now, (now - running.admitted_s) * 1e3)
-            if running.placed_s is not None:
-                self._queue_wait_ms.add(now, (running.placed_s - running.admitted_s) * 1e3)
+            if running.left_line_s is not None:
+                self._queue_wait_ms.add(now, (running.left_line_s - running.admitted_s) * 1e3)
         else:
             self._itl_ms.add(now, (now - running.answered_s) * 1e3 / len(event.token_ids))
         running.answered_s = now
@@ -64,7 +64,7 @@ class LoadMeter:
         begin_s = now - self._window_s
         # What waits now and was never placed is the best news of a queue that stands still.
         waits = self._queue_wait_ms.since(begin_s)
-        waits += [(now - each.admitted_s) * 1e3 for each in waiting if each.placed_s is None]
+        waits += [(now - each.admitted_s) * 1e3 for each in waiting if each.left_line_s is None]
         earlier_s, earlier = self._earlier(now, totals)
         clients = [each for each in running if not each.is_check]
         lack = [each for each in clients if each.wants_drafts and each.sequence.drafter.worker_id is None]

@@ -3,7 +3,6 @@
 import asyncio
 import bisect
 import logging
-import time
 from collections.abc import Callable, Mapping
 
 from workers.messages import GenerationFailed
@@ -148,16 +147,11 @@ class Placement:
         self.assign_drafter(running, lane)
         sequence = running.sequence
         sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
+        is_first = running.left_line_s is None
         running.leave_queue()
-        self._note_placed(running)
+        if is_first and not running.is_check and running.left_line_s is not None:
+            self._totals.metrics.placed(running.left_line_s - running.admitted_s)
         lane.join(running)
-
-    def _note_placed(self, running: RunningSequence) -> None:
-        if running.placed_s is not None:
-            return
-        running.placed_s = time.monotonic()
-        if not running.is_check:
-            self._totals.metrics.placed(running.placed_s - running.admitted_s)
 
     def assign_drafter(self, running: RunningSequence, lane: Lane | None = None) -> None:
         """Give the sequence the drafter that does best for such traffic, of those it accepts; none is not an error.

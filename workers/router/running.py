@@ -13,8 +13,8 @@ from workers.telemetry.timeline import Timeline
 class RunningSequence:
     """The sequence, its deadline on the monotonic clock, and events not yet taken by the ingress.
 
-    `is_check`: it repeats a finished request on idle capacity; no client waits for it. `admitted_s`, `placed_s` (its
-    first place on a target) and `answered_s` (its latest tokens) are times of the monotonic clock. `failure` is what
+    `is_check`: it repeats a finished request on idle capacity; no client waits for it. `admitted_s`, `left_line_s`
+    (for the first time) and `answered_s` (its latest tokens) are times of the monotonic clock. `failure` is what
     the client was told, if it was told of one.
     """
 
@@ -25,7 +25,7 @@ class RunningSequence:
     is_check: bool = False
     queue_timer: asyncio.TimerHandle | None = None
     admitted_s: float = field(default_factory=time.monotonic)
-    placed_s: float | None = None
+    left_line_s: float | None = None
     answered_s: float | None = None
     timeline: Timeline = field(default_factory=Timeline)
     failure: GenerationFailed | None = None
@@ -37,7 +37,8 @@ class RunningSequence:
         return self.is_check, self.sequence.sequence_id
 
     def leave_queue(self) -> None:
-        """Stop the clock of the queue, if it runs."""
+        """Stop the clock of the queue, if it runs: the sequence has a target now, or has ended."""
+        self.left_line_s = self.left_line_s or time.monotonic()
         if self.queue_timer is not None:
             self.queue_timer.cancel()
             self.queue_timer = None
