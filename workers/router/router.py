@@ -167,7 +167,7 @@ class Router:
 
     def load(self) -> RouterLoad:
         """Return the load by which workers are scaled; asks nobody."""
-        targets = [lane.target for lane in self._lanes.values()]
+        targets = [lane.target for lane in self._placement.open_lanes()]
         return self._load_meter.report(
             self._running(), self._placement.waiting, targets, self._drafters, self._totals.totals
         )
