@@ -207,7 +207,8 @@ async def ask(router: Router, answer: Answer) -> None:
             if isinstance(event, GenerationFailed):
                 raise WrongTextError(f"{answer.request.request_id} failed: {event.message}")
             answer.ids += event.token_ids.tolist()
-            answer.usage = event.usage or answer.usage
+            if event.finish_reason is not None:
+                answer.usage = event.usage
 
 
 def check(answers: Sequence[Answer]) -> None:

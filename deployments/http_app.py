@@ -63,6 +63,7 @@ def create_app(
     app = FastAPI(
         title="Leadout",
         openapi_url=None,  # bodies are validated outside of FastAPI: its own description would be hollow
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # its span would stand beside Serve's, not below
         middleware=[
             Middleware(ErrorBoundary, names_requests=names_requests),
             Middleware(DrainGate, drain=drain),

@@ -31,7 +31,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 def complete(client: TestClient, **options: Any) -> dict[str, Any]:
     """A completion, which must be the same with and without drafts, streamed or not."""
-    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "return_token_ids": True, **options}
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "seed": 1, "return_token_ids": True, **options}
     drafted = client.post(COMPLETIONS, json=body).json()
     plain = client.post(COMPLETIONS, json={**body, "speculation": {"enabled": False}}).json()
     assert drafted["usage"]["speculation"]["draft_tokens"] > 0 or drafted["usage"]["completion_tokens"] < 2

@@ -4,7 +4,7 @@ import re
 
 from ray._raylet import node_labels_match_selector
 
-from deployments.app import STREAM_DRAIN_TIMEOUT_S
+from deployments.app import SHUTDOWN_MARGIN_S
 from deployments.config import WorkerSection
 from tests.k8s.manifests import Document, Manifests
 from tests.k8s.operator_rules import Lint, name_of, variables
@@ -106,10 +106,15 @@ def upgrades_do_not_wait_for_a_second_set_of_gpus(manifests: Manifests) -> list[
     return [] if kind in ("None", "NewClusterWithIncrementalUpgrade") else [f"upgradeStrategy {kind}"]
 
 
+def grace_s(manifests: Manifests) -> float:
+    """Return the longest that Serve gives a replica to end."""
+    return manifests.leadout.ingress.graceful_shutdown_timeout_s + SHUTDOWN_MARGIN_S
+
+
 def old_clusters_outlive_their_requests(manifests: Manifests) -> list[str]:
     delay = manifests.spec.get("rayClusterDeletionDelaySeconds", 60)
     longest = manifests.leadout.ingress.request_timeout_s
-    return [] if delay >= longest + STREAM_DRAIN_TIMEOUT_S else [f"{delay} s, requests take {longest:g} s"]
+    return [] if delay >= longest + grace_s(manifests) else [f"{delay} s, requests take {longest:g} s"]
 
 
 def pods_drain_before_they_end(manifests: Manifests) -> list[str]:
@@ -120,7 +125,7 @@ def pods_drain_before_they_end(manifests: Manifests) -> list[str]:
         pause = re.search(r"sleep (\d+)", " ".join(hook))
         if pause is None:
             problems.append(f"{name_of(group)}: no preStop pause")
-        elif spec.get("terminationGracePeriodSeconds", 30) <= int(pause[1]) + STREAM_DRAIN_TIMEOUT_S:
+        elif spec.get("terminationGracePeriodSeconds", 30) <= int(pause[1]) + grace_s(manifests):
             problems.append(f"{name_of(group)}: killed before its streams end")
     return problems
 

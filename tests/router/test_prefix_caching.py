@@ -98,7 +98,8 @@ def test_a_drafter_that_is_ahead_of_its_target_waits_for_it() -> None:
     run(test)
     items = [item for message in drafter.messages if isinstance(message, ProposeRequest) for item in message.items]
     second = items[[item.first_position for item in items].index(0, 1) :]
-    assert [(item.first_position, len(item.committed)) for item in second[:2]] == [(0, 4), (32, 1)]
+    # How far the target has come meanwhile, for which nobody waits, is a matter of time.
+    assert (len(second[0].committed), second[1].first_position) == (4, 32)
 
 
 def test_the_salt_goes_with_the_first_message_and_scored_prompts_are_not_looked_up() -> None:

@@ -139,7 +139,7 @@ def scripted(watch: Traced, failure: GenerationFailed | None, codec: TextCodec) 
         blocks: list[Any] = list(in_blocks([65, 66, 67, 68], 2, FinishReason.LENGTH))
         return blocks if failure is None else [blocks[0], failure]
 
-    return create_app(ScriptedService(script), codec, LIMITS, watch.tracing)
+    return create_app(ScriptedService(script), codec, LIMITS, tracing=watch.tracing)
 
 
 @pytest.mark.parametrize("stream", [True, False])
