@@ -123,7 +123,7 @@ vocabularies = st.one_of(st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 4096]
 
 
 @given(run=runs, kind=st.sampled_from(list(KINDS)), vocabulary=vocabularies)
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 def test_the_ids_are_those_of_all_scores_and_all_noise(run: PositionRun, kind: str, vocabulary: int) -> None:
     logits = logits_of(kind, run, vocabulary)
 
@@ -174,7 +174,7 @@ def test_rows_of_any_kind_alone_give_what_they_give_in_a_batch(
 
 
 @given(run=runs, kind=st.sampled_from(list(KINDS)), vocabulary=vocabularies)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_warped_scores_are_what_is_drawn_from(run: PositionRun, kind: str, vocabulary: int) -> None:
     logits = logits_of(kind, run, vocabulary)
 
