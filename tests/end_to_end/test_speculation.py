@@ -58,10 +58,10 @@ def test_a_stop_string_ends_inside_a_block_the_same_way_with_and_without_drafts(
 ) -> None:
     ends = []
     for prompt in prompts[:6]:
-        request = body(prompt, GREEDY | {"seed": 1})
+        request, undrafted = (body(prompt, GREEDY | {"seed": 1}, drafts) for drafts in (True, False))
         text = ask_all(service, [request])[0]["choices"][0]["text"]
         stop = text[len(text) // 2 : len(text) // 2 + 3]
-        drafted, plain = ask_all(service, [request | {"stop": stop}, body(prompt, GREEDY | {"seed": 1}, False) | {"stop": [stop]}])
+        drafted, plain = ask_all(service, [request | {"stop": stop}, undrafted | {"stop": [stop]}])
         assert drafted["choices"] == plain["choices"]
         assert drafted["choices"][0]["text"] == text[: text.index(stop)]
         ends.append(drafted["choices"][0]["finish_reason"])
