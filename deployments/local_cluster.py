@@ -25,8 +25,13 @@ OBJECT_STORE_BYTES = 100 * 1024 * 1024
 READY_POLL_S = 0.2
 CLOSE_TIMEOUT_S = 5.0
 DRAIN_POLL_S = 0.2
-# Between Serve's proxy and the ingress, too, the parts of an answer come over gRPC rather than as objects of Ray.
-SERVE_SETTINGS = {"RAY_SERVE_PROXY_USE_GRPC": "1"}
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Between Serve's proxy and the ingress, too, the parts of an answer come over gRPC rather than as objects of Ray.
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    # Ray would put its workers, which are the whole service, behind everything else on the machine (nice 15).
+    "RAY_worker_niceness": "0",
+}
 
 
 def check_port(host: str, port: int) -> None:
@@ -57,7 +62,7 @@ def logical_cpus(config: LeadoutConfig) -> int:
 @contextlib.contextmanager
 def local_ray(cpus: int) -> Iterator[None]:
     """Start a private Ray; on leaving, stop Serve and every process that was started."""
-    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **SERVE_SETTINGS}.items():
+    for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     ray.init(
         address="local",

@@ -138,7 +138,7 @@ def test_no_drafter_and_no_draft_length_changes_the_ids_and_what_is_finished_fit
         check(name, outcome.ids)
     for drafter, folder in drafters.items():
         engine = load(folder)
-        for draft_tokens in range(6) if drafter == "noisy" else (2, 5):
+        for draft_tokens in (0, 1, 3, 5) if drafter == "noisy" else (5,):
             config = replace(CHUNKED, max_draft_tokens=draft_tokens)
             drafted, stats = run_all(target, engine, requests, config)
             assert [outcome.ids for outcome in drafted] == [outcome.ids for outcome in plain], (drafter, draft_tokens)

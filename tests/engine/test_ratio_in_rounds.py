@@ -31,7 +31,7 @@ def test_greedy_ids_do_not_depend_on_drafts_and_own_weights_are_always_accepted(
     plain, _ = run_all(target, None, greedy, CHUNKED)
     for drafter, folder in drafters.items():
         engine = load_engine(folder)
-        for draft_tokens in (1, 4):
+        for draft_tokens in (1, 4) if drafter == "noisy" else (4,):
             config = replace(RATIO_BY_DEFAULT, max_draft_tokens=draft_tokens)
             drafted, stats = run_all(target, engine, greedy + sampled, config)
             assert ids_of(drafted[:4]) == ids_of(plain), (drafter, draft_tokens)
