@@ -25,7 +25,7 @@ serve: $(INSTALLED)  ## Serve the embedded pair on http://127.0.0.1:8000 (PORT=,
 	@$(BIN)/leadout serve $(CONFIG) $(if $(PORT),--port $(PORT))
 
 test: $(INSTALLED)  ## Run all tests
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(ARGS)
 
 check: $(INSTALLED)  ## Lint, types and import rules
 	$(BIN)/ruff check .

@@ -1,20 +1,26 @@
 """What holds for all tests: one thread each, and one process for all that start a service."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
-END_TO_END = Path(__file__).parent / "end_to_end"
+END_TO_END = "tests/end_to_end/"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several test processes, one runs all end-to-end tests: each other would start a service of its own."""
-    for item in items:
-        if END_TO_END in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("end_to_end"))
+class OneProcessForServices(LoadScopeScheduling):
+    """Hands each test to any process, but all end-to-end tests to one: each other would start a service of its own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return END_TO_END if nodeid.startswith(END_TO_END) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneProcessForServices:
+    """Schedule so wherever there are several test processes."""
+    return OneProcessForServices(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
