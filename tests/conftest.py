@@ -10,17 +10,17 @@ from xdist.scheduler import LoadScopeScheduling
 END_TO_END = "tests/end_to_end/"
 
 
-class OneProcessForServices(LoadScopeScheduling):
-    """Hands each test to any process, but all end-to-end tests to one: each other would start a service of its own."""
+class SharedFixtures(LoadScopeScheduling):
+    """Keeps together what shares models, processes or a service: the tests of a module, and all end-to-end tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return END_TO_END if nodeid.startswith(END_TO_END) else nodeid
+        return END_TO_END if nodeid.startswith(END_TO_END) else nodeid.split("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneProcessForServices:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedFixtures:
     """Schedule so wherever there are several test processes."""
-    return OneProcessForServices(config, log)
+    return SharedFixtures(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
