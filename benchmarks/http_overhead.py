@@ -38,10 +38,8 @@ from deployments.local_cluster import (
 )
 from deployments.preflight import check_deployment
 from models.corpus import held_out_prompts
-from workers.links.base import LinkChoice
 from workers.messages import GenerationEvent, GenerationRequest
 from workers.router.actor import RouterActor
-from workers.router.config import RouterConfig
 
 CONCURRENCIES = (1, 8, 32)
 STREAMS, FEW_STREAMS = 40, 12
@@ -54,8 +52,8 @@ ON_THE_WAY = ("HTTP proxy", "ingress", "router")
 class TimedRouter(RouterActor):
     """The router, noting when a request comes and when each of its events leaves, in seconds."""
 
-    def __init__(self, config: RouterConfig, tokenizer_json: str, link: LinkChoice = "auto") -> None:
-        super().__init__(config, tokenizer_json, link)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._times: dict[str, list[float]] = {}
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
