@@ -29,6 +29,7 @@ from workers.messages import (
     LogitRules,
     OnlineCheckTotals,
     Proposal,
+    Resumption,
     RoundTotals,
     SpeculationUsage,
     TokenChunk,
@@ -63,6 +64,19 @@ def test_answers_that_drafts_did_not_change_are_checked_and_equal(percent: int) 
             return totals
 
     assert run(test) == OnlineCheckTotals(checked=10, compared_tokens=120)
+
+
+def test_a_request_that_another_router_began_is_checked_from_its_first_token() -> None:
+    asked = request()
+    whole = plainly(asked)
+    resumed = replace(asked, resumption=Resumption(token_ids(whole[:5])))
+
+    async def test() -> OnlineCheckTotals:
+        async with serving(ScriptedTarget(), ScriptedDrafter(), check_share=1.0) as router:
+            assert (await ask(router, resumed)).tokens == whole[5:]
+            return await checks_done(router)
+
+    assert run(test) == OnlineCheckTotals(checked=1, compared_tokens=len(whole))
 
 
 def test_answers_that_stopped_early_are_checked_to_their_end_and_no_further() -> None:

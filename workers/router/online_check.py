@@ -70,6 +70,7 @@ class Check:
             stop=replace(self.request.stop, max_tokens=max_tokens),
             speculation=SpeculationOptions(enabled=False),
             trace_context={},
+            resumption=None,
             logprobs=None,
             prompt_logprobs=False,
         )
