@@ -165,7 +165,7 @@ def report(name: str, rows: Sequence[Row]) -> None:
     content = {
         "commit": commit(),
         "machine": machine(),
-        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *map(_portable, sys.argv[1:])]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *map(_portable, sys.argv[1:])]),
         "rows": [asdict(row) for row in rows],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")

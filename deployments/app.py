@@ -5,6 +5,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from cluster.topology import PLACEMENT_STRATEGY
 from deployments.autoscaler import DRAFTERS, INGRESS, ROUTER, TARGETS
 from deployments.autoscaling_config import PoolAutoscaling
 from deployments.autoscaling_policy import serve_autoscaling
@@ -138,7 +139,7 @@ def _pool(
         name=name,
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=[section.worker_resources()] * processes,
-        placement_group_strategy="STRICT_PACK",
+        placement_group_strategy=PLACEMENT_STRATEGY,
         placement_group_bundle_label_selector=[section.node_labels] if section.node_labels else None,
         health_check_period_s=5,
         health_check_timeout_s=15,

@@ -55,45 +55,55 @@ class SteppedService(ScriptedService):
             self.allowed.release()
 
 
+class StreamBeingStopped:
+    """A stream of which the first event was sent when its process is told to stop."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self.stop = Stop()
+        self.service = SteppedService(self.stop.drain)
+        self.app = create_app(self.service, codec, LIMITS, self.stop.drain)
+        self.running = Exchange([BODY])
+
+    async def begin(self) -> asyncio.Task[Any]:
+        """Return when the process was told."""
+        task = asyncio.create_task(self.running.run(self.app, COMPLETIONS))
+        self.service.allow(1)
+        await until(lambda: len(self.running.sent) > 1)
+        self.stop.told = True
+        return task
+
+    def events(self) -> list[Any]:
+        """What was sent so far."""
+        return events_of(self.running.body.decode())
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize"])
 def test_new_requests_are_refused_and_running_streams_finish(codec: TextCodec, path: str) -> None:
     async def run() -> None:
-        stop = Stop()
-        service = SteppedService(stop.drain)
-        app = create_app(service, codec, LIMITS, stop.drain)
-        running = Exchange([BODY])
-        task = asyncio.create_task(running.run(app, COMPLETIONS))
-        service.allow(1)
-        await until(lambda: len(running.sent) > 1)
-        stop.told = True
-        refused = await Exchange([b"{}"]).run(app, path)
+        stream = StreamBeingStopped(codec)
+        task = await stream.begin()
+        refused = await Exchange([b"{}"]).run(stream.app, path)
         assert refused.error(503)["code"] == "draining" and refused.headers["retry-after"]
-        service.allow(5)
+        stream.service.allow(5)
         await task
-        assert events_of(running.body.decode())[-1] == "[DONE]"
+        assert stream.events()[-1] == "[DONE]"
 
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_a_stream_that_outlasts_its_grace_ends_with_an_error_and_no_reason(codec: TextCodec) -> None:
     async def run() -> None:
-        stop = Stop()
-        service = SteppedService(stop.drain)
-        app = create_app(service, codec, LIMITS, stop.drain)
-        running = Exchange([BODY])
-        task = asyncio.create_task(running.run(app, COMPLETIONS))
-        service.allow(1)
-        await until(lambda: len(running.sent) > 1)
-        stop.told = True
-        service.allow(1)
-        await until(lambda: len(running.sent) > 2)
-        stop.now_s = TIMEOUT_S
-        service.allow(2)
+        stream = StreamBeingStopped(codec)
+        task = await stream.begin()
+        stream.service.allow(1)
+        await until(lambda: len(stream.running.sent) > 2)
+        stream.stop.now_s = TIMEOUT_S
+        stream.service.allow(2)
         await task
-        *chunks, last = events_of(running.body.decode())
+        *chunks, last = stream.events()
         assert last["error"]["code"] == "draining"
         assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * len(chunks)
-        await until(lambda: service.cancelled == [service.requests[0].request_id])
+        await until(lambda: stream.service.cancelled == [stream.service.requests[0].request_id])
 
     asyncio.run(asyncio.wait_for(run(), 10))
 

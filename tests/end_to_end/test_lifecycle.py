@@ -19,6 +19,7 @@ import yaml
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from benchmarks.harness import ROOT, Service, tiny_pair_config
+from benchmarks.idle import leftovers
 from deployments.local_cluster import free_port
 from tests.end_to_end.requests import SEEDED, TIMEOUT, ask_all, body, ids_of, stream
 
@@ -38,10 +39,7 @@ def workers_of(service: Service, role: str) -> list[dict[str, Any]]:
 
 def is_idle(service: Service) -> bool:
     """Whether no sequence is left anywhere and every KV block is free."""
-    status = service.status()
-    all_stats = [entry["stats"] for entry in status["workers"]]
-    freed = all(stats and stats["free_blocks"] == stats["total_blocks"] for stats in all_stats)
-    return bool(status["running"] == status["waiting"] == 0 and freed)
+    return not leftovers(service).any
 
 
 def test_router_drafter_and_target_are_processes_of_their_own(service: Service) -> None:

@@ -97,9 +97,9 @@ class RouterActor:
         """See `Router.status`; the reports also say which links are in use, and who has fallen silent."""
         self._start_publishing()
         status = await self._router.status(with_worker_stats)
-        return replace(status, workers=tuple(map(self._with_link, status.workers)))
+        return replace(status, workers=tuple(map(self._with_liveness, status.workers)))
 
-    def _with_link(self, report: WorkerReport) -> WorkerReport:
+    def _with_liveness(self, report: WorkerReport) -> WorkerReport:
         worker_id = report.registration.worker_id
         silent = self._heartbeats.is_silent(worker_id)
         return replace(report, link=self._links.kind_of(worker_id), silent=silent)

@@ -28,6 +28,7 @@ OUTCOMES = (
     "context_length_exceeded",
     "service_unavailable",
     "shutting_down",
+    "draining",
     "sequence_fault",
     "internal_error",
 )

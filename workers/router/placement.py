@@ -3,6 +3,7 @@
 import asyncio
 import bisect
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from workers.messages import GenerationFailed
@@ -147,10 +148,9 @@ class Placement:
         self.assign_drafter(running, lane)
         sequence = running.sequence
         sequence.lookup_acceptance = self._drafters.lookup_estimate(sequence.request.traffic_class)
-        is_first = running.left_line_s is None
+        if running.left_line_s is None and not running.is_check:
+            self._totals.metrics.placed(time.monotonic() - running.admitted_s)
         running.leave_queue()
-        if is_first and not running.is_check and running.left_line_s is not None:
-            self._totals.metrics.placed(running.left_line_s - running.admitted_s)
         lane.join(running)
 
     def assign_drafter(self, running: RunningSequence, lane: Lane | None = None) -> None:

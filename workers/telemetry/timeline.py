@@ -25,7 +25,6 @@ class Timeline:
     began_ns: int = field(default_factory=time.time_ns)
     phase: Phase = Phase.QUEUE
     first_token_s: float | None = None
-    ended_s: float | None = None
     _spent_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
     _since_s: float = 0.0
 
@@ -49,7 +48,6 @@ class Timeline:
     def end(self, now_s: float) -> None:
         """The request is over."""
         self.enter(self.phase, now_s)
-        self.ended_s = now_s
 
     def spent_ms(self, phase: Phase) -> float:
         """Return the milliseconds spent in a phase, up to the last change of phase."""
