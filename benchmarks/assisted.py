@@ -1,17 +1,20 @@
 """A real pair through HTTP against transformers: plain and assisted generation, code and prose, one and four at a time.
 
-`make bench BENCH=assisted ARGS="--target DIR --drafter DIR"`. All arms take turns within one run and answer greedily.
+`make bench BENCH=assisted ARGS="--target DIR --drafter DIR"`. All arms answer greedily and take turns, prompt by prompt
+where they answer one at a time, as a machine's speed drifts; a speed is the harmonic mean of those of its turns.
 Transformers generates for one prompt at a time, as assisted generation does not batch; its speed at concurrency 4 is
-that of one. `--draft-threads` and `--target-threads` are those of the service's workers, `--threads` of transformers.
+that of one. At concurrency 4 three times as many prompts are asked, so that others follow those that end first.
+`--draft-threads` and `--target-threads` are those of the service's workers, `--threads` of transformers.
 """
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import harmonic_mean
 from typing import Any
 
 import torch
@@ -24,6 +27,8 @@ from benchmarks.load import GREEDY, completion_body, run_load
 Arm = Callable[[list[str], int], float]
 """Completes prompts with so many tokens each; returns tokens per second."""
 KINDS = ("code", "prose")
+CONCURRENCY = (1, 4)
+PROMPTS_OF_MANY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class Transformers:
 
     def prompts(self, kind: str, count: int) -> list[str]:
         """Return questions as the model's chat template writes them."""
-        chats = [[{"role": "user", "content": question}] for question in PROMPTS[kind][:count]]
+        chosen = itertools.islice(itertools.cycle(PROMPTS[kind]), count)
+        chats = [[{"role": "user", "content": question}] for question in chosen]
         return [self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
 
     def tokens_per_s(self, assisted: bool, prompts: list[str], max_tokens: int) -> float:
@@ -82,20 +88,29 @@ def service_arm(service: Service, speculation: bool, concurrency: int) -> Arm:
 def measure(service: Service, peer: Transformers, options: argparse.Namespace) -> Iterator[Row]:
     """Yield rows for both kinds of prompts and both concurrencies."""
     for kind in KINDS:
-        prompts = peer.prompts(kind, options.prompts)
+        prompts = peer.prompts(kind, PROMPTS_OF_MANY * options.prompts)
         arms: dict[str, Arm] = {
             "transformers, plain": lambda chosen, tokens: peer.tokens_per_s(False, chosen, tokens),
             "transformers, assisted": lambda chosen, tokens: peer.tokens_per_s(True, chosen, tokens),
         }
-        for concurrency in (1, 4):
+        for concurrency in CONCURRENCY:
             arms[f"k = 0, concurrency {concurrency}"] = service_arm(service, False, concurrency)
             arms[f"speculation, concurrency {concurrency}"] = service_arm(service, True, concurrency)
-        speeds: dict[str, list[float]] = {name: [] for name in arms}
-        for _ in range(options.repeats):
-            for name, arm in arms.items():
-                speeds[name].append(arm(prompts, options.max_tokens))
-                print(f"{kind}, {name}: {speeds[name][-1]:.2f} tokens/s", flush=True)
-        yield from _rows(kind, {name: median(values) for name, values in speeds.items()})
+        yield from _rows(kind, dict(take_turns(kind, arms, prompts, options)))
+
+
+def take_turns(
+    kind: str, arms: dict[str, Arm], prompts: list[str], options: argparse.Namespace
+) -> Iterator[tuple[str, float]]:
+    """Yield the speed of each arm: those that ask one prompt at a time ask each in turn, the others all of them."""
+    together = {name for name in arms if name.endswith(f"concurrency {CONCURRENCY[-1]}")}
+    turns = [(name, [prompt]) for prompt in prompts[: options.prompts] for name in arms if name not in together]
+    turns += [(name, prompts) for name in arms if name in together]
+    speeds: dict[str, list[float]] = {name: [] for name in arms}
+    for name, asked in turns * options.repeats:
+        speeds[name].append(arms[name](asked, options.max_tokens))
+        print(f"{kind}, {name}: {speeds[name][-1]:.2f} tokens/s", flush=True)
+    yield from ((name, harmonic_mean(values)) for name, values in speeds.items())
 
 
 def _rows(kind: str, speeds: dict[str, float]) -> Iterator[Row]:
@@ -103,7 +118,7 @@ def _rows(kind: str, speeds: dict[str, float]) -> Iterator[Row]:
         yield Row(f"{kind}: {name}", speed, "tokens/s")
     assisted, drafted = speeds["transformers, assisted"], speeds["speculation, concurrency 1"]
     yield Row(f"{kind}: speculation / assisted, concurrency 1", drafted, "tokens/s", assisted, drafted / assisted)
-    for concurrency in (1, 4):
+    for concurrency in CONCURRENCY:
         plain, drafted = (speeds[f"{arm}, concurrency {concurrency}"] for arm in ("k = 0", "speculation"))
         yield Row(
             f"{kind}: speculation / k = 0, concurrency {concurrency}", drafted, "tokens/s", plain, drafted / plain
@@ -131,7 +146,7 @@ def main() -> None:
     peer = Transformers.load(options.target, options.drafter)
     with running_service(service_config(options)) as service:
         for speculation in (False, True):
-            service_arm(service, speculation, 4)(peer.prompts("code", 4), 8)
+            service_arm(service, speculation, CONCURRENCY[-1])(peer.prompts("code", 4), 8)
         report("assisted", list(measure(service, peer, options)))
 
 

@@ -1,8 +1,9 @@
-"""Autoscaling of a real service: Ray on this machine, the tiny pair, the time of emulated accelerators.
+"""Autoscaling of a real service over several Ray nodes on one machine: the tiny pair, emulated accelerators.
 
-Load rises, acceptance collapses, load ends, and clients leave in the middle of their streams; a timeline shows how many
-workers are registered, and all that was not left is complete. `make bench BENCH=autoscaling_live`; `QUICK=1` watches
-for a shorter while at the end. Workers start as fast as this machine's CPUs let them; device times are emulated.
+One node claims four A100s, two claim an L4 each. Load rises, acceptance collapses, load ends, and clients leave in the
+middle of their streams; a timeline shows how many workers are registered, and all that was not left is complete.
+`make bench BENCH=autoscaling_live`; `QUICK=1` watches for a shorter while at the end. Workers start as fast as this
+machine's CPUs let them; device times are emulated.
 """
 
 import argparse
@@ -16,38 +17,47 @@ from typing import Any
 
 import httpx
 
-from benchmarks.harness import Row, Service, report, running_service, tiny_pair_config
+from benchmarks.cluster import A100, DRAFT_NODES, L4
+from benchmarks.cluster_nodes import HEAD_LABELS, serving_on_nodes, several_nodes
+from benchmarks.harness import Row, report, tiny_pair_config
 from models.corpus import held_out_prompts
 
 POLL_S = 2.0
+PATIENCE_S = 900.0
 LIMITS = {"upscale_delay_s": 4.0, "downscale_delay_s": 20.0, "warm_up_s": 8.0}
 CODE = {"temperature": 0.0}
 NOISE = {"temperature": 2.0}
 """At this temperature the target draws what no drafter can guess."""
 
 
-def config() -> dict[str, Any]:
+def service_arguments() -> dict[str, Any]:
     """The tiny pair with one to two targets and up to two drafters that cost as much as they can bring."""
-    return tiny_pair_config(
+    config = tiny_pair_config(
         target={
             "kv_cache_gib": 0.1,
+            "num_gpus": 1.0,
+            "node_labels": A100,
             "emulated": {"base_ms": 30.0, "token_ms": 0.5},
             "autoscaling": {"max_replicas": 2, "sequences_per_target": 8.0, "itl_ms": 200.0, **LIMITS},
         },
         drafters={
             "kv_cache_gib": 0.1,
-            "emulated": {"step_ms": 14.0, "row_ms": 0.5},
+            "num_gpus": 1.0,
+            "node_labels": L4,
+            "emulated": {"step_ms": 6.0, "row_ms": 0.1},
             "autoscaling": {"max_replicas": 2, "exposed_wait": 0.15, "retry_s": 600.0, **LIMITS},
         },
+        router={"node_labels": HEAD_LABELS},
+        ingress={"node_labels": HEAD_LABELS},
         autoscaling={"interval_s": 1.0, "window_s": 10.0},
     )
+    return dict(config["applications"][0]["args"])
 
 
 @dataclass(slots=True)
 class Watch:
     """Reads `/status` again and again; `lines` is the timeline."""
 
-    service: Service
     client: httpx.AsyncClient
     began_s: float = field(default_factory=time.monotonic)
     phase: str = "start"
@@ -139,37 +149,37 @@ async def dropped_streams(client: httpx.AsyncClient, count: int, tokens: int) ->
     return sum(await asyncio.gather(*map(one, range(count))))
 
 
-async def run(service: Service, quick: bool) -> list[Row]:
+async def run(url: str, quick: bool) -> list[Row]:
     """Go through the phases. RuntimeError if a pool does not follow."""
-    patience_s, hold_s = 900.0, 0.0 if quick else 30.0
+    hold_s = 0.0 if quick else 30.0
     limits = httpx.Limits(max_connections=200)
-    async with httpx.AsyncClient(base_url=service.url, timeout=300.0, limits=limits) as client:
-        watch = Watch(service, client)
+    async with httpx.AsyncClient(base_url=url, timeout=300.0, limits=limits) as client:
+        watch = Watch(client)
         watching = asyncio.create_task(watch.run())
         try:
             times = {}
             watch.phase = "load rises"
             clients = Clients(client, 20, 96, CODE)
             began_s = time.monotonic()
-            await watch.until(lambda targets, _: targets == 2, patience_s)
+            await watch.until(lambda targets, _: targets == 2, PATIENCE_S)
             times["load rises: until two targets serve"] = time.monotonic() - began_s
-            await watch.until(lambda _, drafters: drafters >= 1, patience_s)
+            await watch.until(lambda _, drafters: drafters >= 1, PATIENCE_S)
             times["load rises: until a drafter serves, too"] = time.monotonic() - began_s
             await asyncio.sleep(hold_s)
             await clients.stop()
             watch.phase = "acceptance collapses"
             noise = Clients(client, 8, 96, NOISE)
-            collapse = watch.until(lambda _, drafters: drafters == 0, patience_s)
+            collapse = watch.until(lambda _, drafters: drafters == 0, PATIENCE_S)
             times["acceptance collapses: until no drafter is left"] = await collapse
             await noise.stop()
             watch.phase = "load ends"
-            end = watch.until(lambda targets, drafters: (targets, drafters) == (1, 0), patience_s)
+            end = watch.until(lambda targets, drafters: (targets, drafters) == (1, 0), PATIENCE_S)
             times["load ends: until the minimum is left"] = await end
             watch.phase = "streams are dropped"
             whole = await dropped_streams(client, 30, 64)
             watch.phase = "nobody asks"
             await asyncio.sleep(LIMITS["downscale_delay_s"])
-            await watch.until(lambda targets, drafters: (targets, drafters) == (1, 0), patience_s)
+            await watch.until(lambda targets, drafters: (targets, drafters) == (1, 0), PATIENCE_S)
             quiet = len(watch.lines)
             await asyncio.sleep(10.0 if quick else 60.0)
             left = (await client.get("/status")).json()
@@ -195,8 +205,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    with running_service(config(), with_drafters=False) as service:
-        rows = asyncio.run(run(service, quick))
+    with several_nodes() as nodes:
+        nodes.add("a100", 2, 4, A100)
+        for name in DRAFT_NODES:
+            nodes.add(name, 1, 1, L4)
+        with serving_on_nodes(service_arguments(), 0, PATIENCE_S) as url:
+            rows = asyncio.run(run(url, quick))
     report("autoscaling_live", rows)
 
 

@@ -7,22 +7,17 @@ target's node.
 
 import argparse
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from ray import serve
 
-from benchmarks.cluster_nodes import HEAD_LABELS, Nodes, several_nodes
+from benchmarks.cluster_nodes import HEAD_LABELS, Nodes, serving_on_nodes, several_nodes
 from benchmarks.harness import Row, report, tiny_pair_config
 from benchmarks.load import SEEDED, completion_body
 from deployments.api_client import ServiceError, open_client, stream_events
-from deployments.config import parse_config
-from deployments.local_cluster import deploy, free_port, wait_for_drafters, wait_until_ready
-from deployments.preflight import check_deployment, resolve_models
 from models.corpus import held_out_prompts
 
 ACCELERATOR = "leadout/accelerator"
@@ -60,23 +55,6 @@ def service_config(ranks: int) -> dict[str, Any]:
         ingress={"node_labels": HEAD_LABELS, "request_timeout_s": 2 * PATIENCE_S},
     )
     return dict(config["applications"][0]["args"])
-
-
-@contextlib.contextmanager
-def serving(ranks: int) -> Iterator[str]:
-    """Serve on the nodes that run; yield the URL when all drafters are there."""
-    from deployments.app import wire
-
-    config = resolve_models(parse_config(service_config(ranks)))
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    deploy(wire(config, check_deployment(config)), "127.0.0.1", port)
-    try:
-        wait_until_ready(url, PATIENCE_S)
-        wait_for_drafters(url, len(DRAFT_NODES), PATIENCE_S)
-        yield url
-    finally:
-        serve.shutdown()
 
 
 def landings(nodes: Nodes, url: str, role: str) -> list[str | None]:
@@ -145,7 +123,7 @@ def measure(quick: bool) -> list[Row]:
         nodes.add("a100", ranks, 4, A100)
         for name in DRAFT_NODES:
             nodes.add(name, 1, 1, L4)
-        with serving(ranks) as url:
+        with serving_on_nodes(service_config(ranks), len(DRAFT_NODES), PATIENCE_S) as url:
             targets, drafters = landings(nodes, url, "target"), landings(nodes, url, "draft")
             on_l4 = len({node for node in drafters if node in DRAFT_NODES})
             rows = [

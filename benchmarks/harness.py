@@ -24,7 +24,7 @@ from rich.table import Table
 from deployments.local_cluster import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 DRAIN_PATIENCE_S = 10.0
 STOP_TIMEOUT_S = 60.0
 PLAIN_WIDTH = 130

@@ -2,13 +2,22 @@
 
 import time
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import httpx
 
-from benchmarks.harness import Row, Service
+from benchmarks.harness import Row
 
 IDLE_TIMEOUT_S = 30.0
 POLL_S = 0.2
+
+
+class TellsStatus(Protocol):
+    """A service that can be asked for its status."""
+
+    def status(self) -> dict[str, Any]:
+        """Return GET /status."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class Leftovers:
         return [Row(f"left afterwards: {what}", count, "", bound=0) for what, count in counts.items()]
 
 
-def leftovers(service: Service) -> Leftovers:
+def leftovers(service: TellsStatus) -> Leftovers:
     """Ask the service. A worker that does not answer counts as holding all of its blocks."""
     status = service.status()
     stats = [(worker["registration"], worker["stats"]) for worker in status["workers"]]
@@ -48,7 +57,7 @@ def leftovers(service: Service) -> Leftovers:
     )
 
 
-def wait_until_idle(service: Service, timeout_s: float = IDLE_TIMEOUT_S) -> Leftovers:
+def wait_until_idle(service: TellsStatus, timeout_s: float = IDLE_TIMEOUT_S) -> Leftovers:
     """Return what is left as soon as nothing is, or after `timeout_s`; httpx.HTTPError if it does not answer then."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+import uvloop
+
 from benchmarks.harness import Row, report
 from benchmarks.router_ray import overhead_with_ray
 from benchmarks.router_scale import overhead, scale
@@ -61,7 +63,9 @@ def main() -> None:
     parser.add_argument("--name", default="router", help="of the results file, for sections that run by themselves")
     options = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    report(options.name, asyncio.run(run(options.sections, options.quick, options.ray)))
+    # The loop that Ray gives the router.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        report(options.name, runner.run(run(options.sections, options.quick, options.ray)))
 
 
 if __name__ == "__main__":

@@ -47,22 +47,22 @@ async def scale(quick: bool) -> list[Row]:
 
 
 async def overhead(quick: bool) -> list[Row]:
-    """What a synchronous round takes beside the devices, with workers in threads."""
+    """What a round takes beside the devices, with workers in threads; that these wake up late is in it."""
     return await overhead_rows("threads", serving_in_threads, quick)
 
 
 async def overhead_rows(kind: str, serve: Any, quick: bool) -> list[Row]:
     """The median round's time in which no device computed, and where it goes."""
-    config = router_config(**SYNCHRONOUS, max_draft_tokens=DRAFT_TOKENS)
     rows = []
-    for streams in (1, 8):
+    for streams, ahead in ((1, False), (1, True), (8, False)):
+        config = router_config(**SYNCHRONOUS | {"draft_ahead": ahead}, max_draft_tokens=DRAFT_TOKENS)
         requests = [traffic(index, 64 if quick else 256) for index in range(streams)]
         async with serve(one_drafter(0.8), config) as router:
             # The first round of a process pays for much that later ones find done.
             await ask_all(router, [traffic(1_000, 8)], 1)
             with recorded_rounds() as rounds:
                 await ask_all(router, requests, streams)
-        case = f"overhead: {kind}, {streams} streams, k = {DRAFT_TOKENS}"
+        case = f"overhead: {kind}, {streams} streams, k = {DRAFT_TOKENS}{', drafting ahead' if ahead else ''}"
         rows.append(Row(case, median(each.total_ms for each in rounds), "ms/round, median"))
         rows += [
             Row(f"{case}: {part}", median(getattr(each, f"{name}_ms") for each in rounds), "ms/round, median")
@@ -82,7 +82,7 @@ class RoundOverhead:
 
     @classmethod
     def of(cls, clock: RoundClock) -> "RoundOverhead":
-        """Of a synchronous round that is over."""
+        """Of a round that is over, with what it waited for drafting ahead to end."""
         return cls(
             clock.wall_ms() - clock.draft_wait_ms - clock.verify_wait_ms,
             clock.draft_wait_ms - clock.draft_compute_ms,

@@ -91,7 +91,8 @@ async def one_by_one(
     acceptance: float, config: RouterConfig, quick: bool, speculation: SpeculationOptions | None = None
 ) -> Run:
     """Answer some requests at concurrency 1."""
-    count, tokens = (1, 128) if quick else (6, 256)
+    # Long answers: the bounds are of rounds that follow each other, not of prompts and last rounds.
+    count, tokens = (1, 256) if quick else (2, 1_536)
     requests = [traffic(index, tokens, speculation=speculation or SpeculationOptions()) for index in range(count)]
     async with serving(one_drafter(acceptance), config) as service:
         began = time.perf_counter()

@@ -1,8 +1,8 @@
 """What tracing costs: tokens per second of the embedded pair with tracing off, and with a share of requests traced.
 
-`make bench BENCH=tracing` (about six minutes), `QUICK=1` for two. Two services run side by side and take turns, so that
-drift of the machine meets both alike: one does not trace, the other traces the requests whose client says so. Its spans
-go to a collector in this process.
+`make bench BENCH=tracing` takes a quarter of an hour on two cores, `QUICK=1` six minutes. Two services run side by side
+and take turns, so that drift of the machine meets both alike: one does not trace, the other traces the requests whose
+client says so. Its spans go to a collector in this process.
 """
 
 import argparse

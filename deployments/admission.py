@@ -8,9 +8,9 @@ from workers.messages import GenerationEvent, GenerationFailed, GenerationReques
 
 
 class FullRouterGate:
-    """A generation service in front of the router, which never holds more than `most_sequences` of clients.
+    """A generation service in front of the routers, which never hold more than `most_sequences` of clients.
 
-    While so many of this process's own sequences are with the router, running or in its queue, one more would be
+    While so many of this process's own sequences are with them, running or in its queue, one more would be
     refused there; it is refused here instead. With several ingress processes the router refuses the rest.
     """
 

@@ -6,11 +6,11 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.topology import PLACEMENT_STRATEGY
-from deployments.autoscaler import DRAFTERS, INGRESS, ROUTER, TARGETS
-from deployments.autoscaling_config import PoolAutoscaling
+from deployments.autoscaler import DRAFTERS, INGRESS, ROUTER, TARGETS, PoolOfRouter
 from deployments.autoscaling_policy import serve_autoscaling
-from deployments.config import IngressSection, LeadoutConfig, WorkerSection, parse_config
+from deployments.config import DrafterSection, IngressSection, LeadoutConfig, WorkerSection, parse_config
 from deployments.ingress import Ingress
+from deployments.local_cluster import ROUTER_NAME
 from deployments.planning import ServingLimits
 from deployments.pools import DraftPool, TargetPool
 from deployments.preflight import ServedModel, check_deployment, resolve_models
@@ -36,41 +36,14 @@ def build_app(args: dict[str, Any]) -> Application:
 
 
 def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> Application:
-    """Bind the deployments to each other: the router knows nobody, pools register with it, the ingress calls it.
+    """Bind the deployments to each other: routers know nobody, pools register with theirs, the ingress calls them.
 
-    A pool whose worker cannot be loaded is given up after `start_attempts` tries.
+    Several routers have a share of the targets and drafters each, as deployments of their own: so Serve sees to it that
+    each keeps its share. A pool whose worker cannot be loaded is given up after `start_attempts` tries.
     """
-    grace_s, telemetry = config.ingress.graceful_shutdown_timeout_s, config.telemetry.worker_config()
-    router = serve.deployment(
-        RouterActor,
-        name="Router",
-        ray_actor_options=_without_cpu(config.router.node_labels),
-        max_ongoing_requests=UNLIMITED_REQUESTS,
-        logging_config=WITHOUT_ACCESS_LOG,
-        # Requests wait for the next router; Serve's own 10 s would be most of their pause.
-        health_check_period_s=2,
-        **_graceful(grace_s),
-        **_router_replicas(config),
-    ).bind(
-        config.router_config(),
-        model.tokenizer_json,
-        config.router.link,
-        telemetry,
-        config.request_log.worker_config(),
-    )
-
-    def pool(kind: type, name: str, section: WorkerSection, processes: int, replicas: dict[str, Any]) -> Any:
-        options = _graceful(grace_s) | replicas
-        deployment = _pool(kind, name, section, processes, start_attempts, options)
-        return deployment.bind(section, router, config.worker_load_timeout_s, grace_s, telemetry)
-
-    ranks = config.target.tensor_parallel_size
-    targets = pool(TargetPool, "TargetPool", config.target, ranks, _replicas(config, TARGETS, config.target))
-    drafters = [
-        pool(DraftPool, f"DraftPool-{section.name}", section, 1, _replicas(config, DRAFTERS + section.name, section))
-        for section in config.drafters
-        if section.most_replicas > 0
-    ]
+    routers = [_router(config, model, index) for index in range(config.router.replicas)]
+    pools = [pool for index, router in enumerate(routers) for pool in _pools_of(config, router, index, start_attempts)]
+    grace_s = config.ingress.graceful_shutdown_timeout_s
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
@@ -80,8 +53,8 @@ def wire(config: LeadoutConfig, model: ServedModel, start_attempts: int = 3) -> 
         graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
         **_replicas(config, INGRESS, config.ingress),
     )
-    limits = serving_limits(config, model)
-    return ingress.bind(config.target.model, limits, grace_s, router, [targets, *drafters], telemetry)
+    limits, telemetry = serving_limits(config, model), config.telemetry.worker_config()
+    return ingress.bind(config.target.model, limits, grace_s, routers, pools, telemetry)
 
 
 def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:
@@ -95,8 +68,60 @@ def serving_limits(config: LeadoutConfig, model: ServedModel) -> ServingLimits:
         drafter_names=tuple(section.name for section in config.drafters),
         max_draft_tokens=config.speculation.max_draft_tokens,
         access=config.ingress.access_rules(),
-        most_sequences=config.router.max_running_sequences + config.router.max_waiting_sequences,
+        most_sequences=(config.router.max_running_sequences + config.router.max_waiting_sequences)
+        * config.router.replicas,
+        most_running=config.router.max_running_sequences,
     )
+
+
+def _router(config: LeadoutConfig, model: ServedModel, index: int) -> Any:
+    name = _name(config, ROUTER_NAME, index)
+    deployment = serve.deployment(
+        RouterActor,
+        name=name,
+        ray_actor_options=_without_cpu(config.router.node_labels),
+        max_ongoing_requests=UNLIMITED_REQUESTS,
+        logging_config=WITHOUT_ACCESS_LOG,
+        # Requests wait for the next router; Serve's own 10 s would be most of their pause.
+        health_check_period_s=2,
+        **_graceful(config.ingress.graceful_shutdown_timeout_s),
+        **_router_replicas(config, index),
+    )
+    return deployment.bind(
+        config.router_config(),
+        model.tokenizer_json,
+        config.router.link,
+        config.telemetry.worker_config(),
+        config.request_log.worker_config(),
+        name if config.router.replicas > 1 else None,
+    )
+
+
+def _pools_of(config: LeadoutConfig, router: Any, index: int, start_attempts: int) -> list[Any]:
+    """Return the pools of one router: its share of the targets, and of each kind of drafter that it gets any of."""
+    grace_s, telemetry = config.ingress.graceful_shutdown_timeout_s, config.telemetry.worker_config()
+
+    def pool(
+        kind: type, name: str, section: WorkerSection, processes: int, options: dict[str, Any], *more: object
+    ) -> Any:
+        options = _graceful(grace_s) | options
+        deployment = _pool(kind, _name(config, name, index), section, processes, start_attempts, options)
+        return deployment.bind(section, router, config.worker_load_timeout_s, grace_s, telemetry, *more)
+
+    ranks, replicas = config.target.tensor_parallel_size, _replicas(config, TARGETS, config.target, index)
+    pools = [pool(TargetPool, "TargetPool", config.target, ranks, replicas)]
+    for section in config.drafters:
+        replicas = _replicas(config, DRAFTERS + section.name, section, index)
+        if replicas.get("num_replicas") != 0:
+            # An empty `user_config` is what a replica begins with, and what an update puts others in place of.
+            options = {"user_config": {}, **replicas}
+            pools.append(pool(DraftPool, f"DraftPool-{section.name}", section, 1, options, config.target.model))
+    return pools
+
+
+def _name(config: LeadoutConfig, name: str, index: int) -> str:
+    """Return the deployment's name, which tells several routers, and their pools, apart."""
+    return name if config.router.replicas == 1 else f"{name}-{index}"
 
 
 def _without_cpu(node_labels: dict[str, str]) -> dict[str, Any]:
@@ -112,22 +137,41 @@ def _graceful(grace_s: float) -> dict[str, Any]:
     }
 
 
-def _replicas(config: LeadoutConfig, pool: str, section: WorkerSection | IngressSection) -> dict[str, Any]:
-    """Return Serve's options for a fixed number of replicas, or for one that follows the load."""
-    if section.autoscaling is None:
-        return {"num_replicas": section.replicas}
-    return _autoscaled(config, pool, section.autoscaling)
+def _replicas(
+    config: LeadoutConfig, pool: str, section: WorkerSection | IngressSection, index: int = 0
+) -> dict[str, Any]:
+    """Return Serve's options for a fixed number of replicas, or for one that follows the load, at a router."""
+    scaling = section.autoscaling
+    if scaling is None:
+        return {"num_replicas": _share(config, section, section.first_replicas, index)}
+    least, first, most = (
+        _share(config, section, count, index)
+        for count in (scaling.min_replicas, scaling.first_replicas, scaling.max_replicas)
+    )
+    if isinstance(section, DrafterSection) and config.router.replicas > 1:
+        # Their share changes with that of the targets: the bounds are kept by the policy, for all routers together.
+        least, most = 0, scaling.max_replicas
+    return _autoscaled(config, pool, (least, first, most), index)
 
 
-def _router_replicas(config: LeadoutConfig) -> dict[str, Any]:
-    """One router; where anything scales, it tells Serve's controller its load."""
-    return {} if config.autoscaling_settings() is None else _autoscaled(config, ROUTER, None)
+def _share(config: LeadoutConfig, section: WorkerSection | IngressSection, replicas: int, index: int) -> int:
+    """Return how many of a section's replicas belong to a router."""
+    sharding = config.sharding()
+    if isinstance(section, DrafterSection):
+        return sharding.drafters(replicas, config.target.first_replicas)[index]
+    return sharding.targets(replicas)[index] if isinstance(section, WorkerSection) else replicas
 
 
-def _autoscaled(config: LeadoutConfig, pool: str, section: PoolAutoscaling | None) -> dict[str, Any]:
+def _router_replicas(config: LeadoutConfig, index: int) -> dict[str, Any]:
+    """One of each; where anything scales, it tells Serve's controller its load."""
+    return {} if config.autoscaling_settings() is None else _autoscaled(config, ROUTER, (1, 1, 1), index)
+
+
+def _autoscaled(config: LeadoutConfig, pool: str, bounds: tuple[int, int, int], index: int) -> dict[str, Any]:
     settings = config.autoscaling_settings()
     assert settings is not None
-    return {"autoscaling_config": serve_autoscaling(pool, section, settings, config.autoscaling.interval_s)}
+    policy = PoolOfRouter(pool, index, config.sharding())
+    return {"autoscaling_config": serve_autoscaling(policy, bounds, settings, config.autoscaling.interval_s)}
 
 
 def _pool(

@@ -6,8 +6,7 @@ import msgspec
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from cluster.autoscaling import ApplicationSettings
-from deployments.autoscaler import ROUTER, shared_autoscaler
-from deployments.autoscaling_config import PoolAutoscaling
+from deployments.autoscaler import ROUTER, PoolOfRouter, shared_autoscaler
 from workers.messages import RouterLoad
 
 IMPORT_PATH = "deployments.autoscaling_policy:PoolPolicy"
@@ -18,22 +17,23 @@ LOOK_BACK_INTERVALS = 5
 class PoolPolicy:
     """Made by Serve, once per deployment, from `policy_kwargs`; see `serve_autoscaling`."""
 
-    def __init__(self, pool: str, settings: dict[str, Any], interval_s: float) -> None:
-        self._pool = pool
+    def __init__(self, of: dict[str, Any], settings: dict[str, Any], interval_s: float) -> None:
+        self._of = msgspec.convert(of, PoolOfRouter)
         self._settings = msgspec.convert(settings, ApplicationSettings)
         self._interval_s = interval_s
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Return the replicas to have; delays and hysteresis are those of `cluster.autoscaling`, not Serve's."""
-        autoscaler = shared_autoscaler(str(context.app_name), self._settings, self._interval_s)
+        pool, index = self._of.pool, self._of.index
+        autoscaler = shared_autoscaler(str(context.app_name), self._settings, self._interval_s, self._of.sharding)
         wanted, now_s = context.target_num_replicas, float(context.current_time or 0.0)
-        if self._pool == ROUTER:
+        if pool == ROUTER:
             latest = latest_metrics(context.raw_metrics or {})
             if latest is not None:
-                autoscaler.see_load(RouterLoad.from_metrics(latest[1]), latest[0], now_s)
+                autoscaler.see_load(RouterLoad.from_metrics(latest[1]), latest[0], now_s, index)
             return wanted, {}
-        autoscaler.see_pool(self._pool, wanted, context.running_replicas, now_s)
-        return autoscaler.decision(self._pool, wanted), {}
+        autoscaler.see_pool(pool, wanted, context.running_replicas, now_s, index)
+        return autoscaler.decision(pool, wanted, index), {}
 
 
 def latest_metrics(series: dict[str, dict[Any, list[Any]]]) -> tuple[float, dict[str, float]] | None:
@@ -46,14 +46,20 @@ def latest_metrics(series: dict[str, dict[Any, list[Any]]]) -> tuple[float, dict
 
 
 def serve_autoscaling(
-    pool: str, section: PoolAutoscaling | None, settings: ApplicationSettings, interval_s: float
+    of: PoolOfRouter, bounds: tuple[int, int, int], settings: ApplicationSettings, interval_s: float
 ) -> AutoscalingConfig:
-    """Return Serve's configuration of one pool; without a section, of one replica that only tells what it measures."""
+    """Return Serve's configuration of one pool, or of a router, of which there is one that tells what it measures.
+
+    `bounds` are the least, the first and the largest number of its replicas.
+    """
     policy = AutoscalingPolicy(
         policy_function=IMPORT_PATH,
-        policy_kwargs={"pool": pool, "settings": msgspec.to_builtins(settings), "interval_s": interval_s},
+        policy_kwargs={
+            "of": msgspec.to_builtins(of),
+            "settings": msgspec.to_builtins(settings),
+            "interval_s": interval_s,
+        },
     )
-    bounds = (1, 1, 1) if section is None else (section.min_replicas, section.first_replicas, section.max_replicas)
     return AutoscalingConfig(
         min_replicas=bounds[0],
         initial_replicas=bounds[1],

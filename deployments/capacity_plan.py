@@ -108,7 +108,7 @@ def plan_deployment(config: LeadoutConfig, options: PlanOptions) -> DeploymentPl
         roles,
         tuple(pairs),
         (*problems, *placement.problems),
-        tuple(_warnings(roles, pairs, automatic)),
+        (*_warnings(roles, pairs, automatic), *_shares(config)),
         placement.replicas,
     )
 
@@ -204,6 +204,23 @@ def _placed(roles: Sequence[RolePlan], nodes: Sequence[Node]) -> Placement:
             labels = {RAY_ACCELERATOR_LABEL: device.ray_type or "", **each.role.labels}
             asked.append(replace(each.role, num_cpus=0.0, labels=labels))
     return place(asked, nodes)
+
+
+def _shares(config: LeadoutConfig) -> list[str]:
+    """What each of several routers gets of the largest numbers of replicas, and who has to do without drafters."""
+    if config.router.replicas == 1:
+        return []
+    sharding, targets = config.sharding(), config.target.most_replicas
+    shares = {each.name: sharding.drafters(each.most_replicas, targets) for each in config.drafters}
+    told = [("target", sharding.targets(targets)), *shares.items()]
+    dealt = "; ".join(f"{name} {' + '.join(map(str, share))}" for name, share in told)
+    lines = [f"{config.router.replicas} routers share the replicas: {dealt}"]
+    lines += [
+        f"drafter {name}: {share.count(0)} of {len(share)} routers have none; requests there get other drafts, or none"
+        for name, share in shares.items()
+        if 0 in share and any(share)
+    ]
+    return lines
 
 
 def _warnings(roles: Sequence[RolePlan], pairs: Sequence[PairPlan], automatic: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.autoscaling import ApplicationSettings
+from cluster.shards import Sharding
 from deployments.access import AccessRules
 from deployments.api_keys import read_keys
 from deployments.autoscaling_config import (
@@ -185,8 +186,9 @@ class SpeculationSection(_Section):
 
 
 class RouterSection(_Section):
-    """Admission, batching and deadlines."""
+    """Admission, batching and deadlines; of several routers, of each."""
 
+    replicas: int = Field(1, ge=1, description="routers, each with targets and drafters of its own")
     max_running_sequences: int = Field(64, ge=1)
     max_waiting_sequences: int = Field(256, ge=0)
     max_batch_sequences: int = Field(32, ge=1)
@@ -245,11 +247,24 @@ class LeadoutConfig(_Section):
             raise ValueError(f"drafters: the name {sorted(duplicates)[0]!r} is used more than once")
         return self
 
+    @model_validator(mode="after")
+    def _every_router_has_a_target(self) -> "LeadoutConfig":
+        scaling, routers = self.target.autoscaling, self.router.replicas
+        key = "target.replicas" if scaling is None else "target.autoscaling.min_replicas"
+        least = self.target.replicas if scaling is None else scaling.min_replicas
+        if least < routers:
+            raise ValueError(f"{key} {least} is below router.replicas {routers}: each router needs a target of its own")
+        return self
+
+    def sharding(self) -> Sharding:
+        """Return how workers are dealt out to routers."""
+        return Sharding(self.router.replicas, self.target.replicas if self.target.autoscaling is None else None)
+
     def router_config(self) -> RouterConfig:
-        """Return what the router needs."""
+        """Return what each router needs."""
         speculation = self.speculation.model_dump()
         speculation["verification"] = Verification(self.speculation.verification)
-        limits = self.router.model_dump(exclude={"link", "node_labels"})
+        limits = self.router.model_dump(exclude={"replicas", "link", "node_labels"})
         return RouterConfig(**speculation, **limits, load_window_s=self.autoscaling.window_s)
 
     def autoscaling_settings(self) -> ApplicationSettings | None:

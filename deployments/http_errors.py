@@ -20,6 +20,7 @@ REQUEST_ID_HEADER = "x-request-id"
 # OpenAI's limits of a client's own request id.
 MAX_REQUEST_ID_CHARACTERS = 512
 RETRY_AFTER_S = 1
+POISON_REQUEST = "poison_request"
 # nginx's code for a client that closed the connection; nobody is left to read it but the access log.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -50,10 +51,13 @@ def error_body(error: RequestError) -> dict[str, dict[str, str | None]]:
 
 
 def error_response(error: RequestError) -> JSONResponse:
-    """Return the response for `error`; one that may pass says when to try again."""
+    """Return the response for `error`; one that may pass says when to try again, one that does harm not to."""
     response = AsciiJSONResponse(error_body(error), error.status)
     if error.status in (429, 503):
         response.headers["retry-after"] = str(RETRY_AFTER_S)
+    if error.code == POISON_REQUEST:
+        # OpenAI's clients send failed requests again, unless this header says no.
+        response.headers["x-should-retry"] = "false"
     return response
 
 

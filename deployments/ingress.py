@@ -1,4 +1,4 @@
-"""The HTTP ingress as a Serve deployment: the application of http_app.py over a handle to the router."""
+"""The HTTP ingress as a Serve deployment: the application of http_app.py over handles to the routers."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -15,6 +15,7 @@ from deployments.draining import Drain
 from deployments.generation import GenerationService
 from deployments.http_app import ServingLimits, create_app
 from deployments.resuming import ResumingService
+from deployments.sharded_service import ShardedService
 from deployments.text import TextCodec
 from workers.errors import RouterLostError, UnavailableError
 from workers.messages import GenerationEvent, GenerationRequest, MetricsSnapshot, RouterStatus
@@ -77,7 +78,7 @@ def replica_is_stopping() -> bool:
 
 
 class Ingress:
-    """Validates, tokenises, streams and detokenises; all scheduling happens in the router.
+    """Validates, tokenises, streams and detokenises; all scheduling happens in the routers.
 
     The pools' handles are not used: they make Serve deploy the pools with the application.
     """
@@ -87,13 +88,18 @@ class Ingress:
         model: str,
         limits: ServingLimits,
         drain_timeout_s: float,
-        router: DeploymentHandle,
+        routers: list[DeploymentHandle],
         pools: list[DeploymentHandle],
         telemetry: TelemetryConfig = BY_ENVIRONMENT,
     ) -> None:
         self._tracing = set_up_tracing(telemetry, "ingress")
         drain = Drain(replica_is_stopping, drain_timeout_s)
-        service: GenerationService = ResumingService(RouterClient(router, drain))
+        clients = [RouterClient(router, drain) for router in routers]
+        service: GenerationService = clients[0]
+        if len(clients) > 1:
+            names = [router.deployment_name for router in routers]
+            service = ShardedService(dict(zip(names, clients, strict=True)), limits.most_running)
+        service = ResumingService(service)
         if limits.most_sequences is not None:
             service = FullRouterGate(service, limits.most_sequences)
         codec = TextCodec.load(model)

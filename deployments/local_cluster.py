@@ -20,6 +20,8 @@ from deployments.config import LeadoutConfig
 from workers.errors import ConfigurationError
 
 APPLICATION_NAME = "leadout"
+ROUTER_NAME = "Router"
+"""The router's deployment; where there are several, each has a number behind it."""
 # Token ids and text are all that crosses processes: Ray's minimum is plenty.
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 READY_POLL_S = 0.2
@@ -29,6 +31,10 @@ RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Between Serve's proxy and the ingress, too, the parts of an answer come over gRPC rather than as objects of Ray.
     "RAY_SERVE_PROXY_USE_GRPC": "1",
+    # What Serve does for a request, and what the application does, share one event loop in each process. Between two
+    # loops every part of an answer changes threads twice, which takes longer than the part itself.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     # Ray would put its workers, which are the whole service, behind everything else on the machine (nice 15).
     "RAY_worker_niceness": "0",
 }
@@ -85,8 +91,10 @@ def local_ray(cpus: int) -> Iterator[None]:
 
 
 def _end_streams() -> None:
-    """Let the router tell its clients that the service ends, rather than let them wait for workers that are gone."""
-    _router().close.remote().result(timeout_s=CLOSE_TIMEOUT_S)
+    """Let routers tell their clients that the service ends, rather than let them wait for workers that are gone."""
+    for answer in [router.close.remote() for router in _routers()]:
+        with contextlib.suppress(RayError, RayServeException, TimeoutError):
+            answer.result(timeout_s=CLOSE_TIMEOUT_S)
 
 
 def wait_until_drained(timeout_s: float, announce: Callable[[int], None]) -> int:
@@ -106,14 +114,25 @@ def wait_until_drained(timeout_s: float, announce: Callable[[int], None]) -> int
 
 def _drain() -> int:
     """Return how many requests the service still has; none where its router is gone."""
-    with contextlib.suppress(RayError, RayServeException, TimeoutError):
-        left: int = _router().drain_service.remote().result(timeout_s=CLOSE_TIMEOUT_S)
-        return left
-    return 0
+    left = 0
+    with contextlib.suppress(RayError, RayServeException):
+        # All are told before any is waited for.
+        for answer in [router.drain_service.remote() for router in _routers()]:
+            with contextlib.suppress(RayError, RayServeException, TimeoutError):
+                left += answer.result(timeout_s=CLOSE_TIMEOUT_S)
+    return left
 
 
-def _router() -> DeploymentHandle:
-    return serve.get_deployment_handle("Router", APPLICATION_NAME)
+def _routers() -> list[DeploymentHandle]:
+    """Return handles for a process that has no event loop, whatever the settings of the service's own processes."""
+    application = serve.status().applications.get(APPLICATION_NAME)
+    deployed = application.deployments if application else {}
+    names = [name for name in deployed if name == ROUTER_NAME or name.startswith(f"{ROUTER_NAME}-")]
+    handles = [serve.get_deployment_handle(name, APPLICATION_NAME) for name in names]
+    for handle in handles:
+        if not handle.is_initialized:
+            handle._init(_run_router_in_separate_loop=True)
+    return handles
 
 
 def deploy(application: Application, host: str, port: int, route_prefix: str = "/") -> None:

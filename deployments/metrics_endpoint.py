@@ -21,7 +21,7 @@ TIMEOUT_S = 6.0
 
 
 class MetricsEndpoint:
-    """The handler. The metrics are the router's, so every ingress process answers alike."""
+    """The handler. The metrics are the routers' own, so every ingress process answers alike."""
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
@@ -45,6 +45,7 @@ class SnapshotCollector(Collector):
     """A snapshot as families of `prometheus_client`: all metrics of the catalogue, also those without a series."""
 
     def __init__(self, snapshot: MetricsSnapshot) -> None:
+        self._common_labels = snapshot.common_labels
         self._series: dict[str, list[MetricSeries]] = defaultdict(list)
         for series in snapshot.series:
             self._series[series.metric].append(series)
@@ -52,17 +53,18 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Yield a family for each metric of the catalogue."""
         for metric in CATALOGUE:
-            yield _family(metric, self._series.get(metric.name, []))
+            labels = (*metric.labels, *self._common_labels)
+            yield _family(metric, labels, self._series.get(metric.name, []))
 
 
-def _family(metric: Metric, all_series: list[MetricSeries]) -> Family:
+def _family(metric: Metric, labels: tuple[str, ...], all_series: list[MetricSeries]) -> Family:
     if metric.type is MetricType.HISTOGRAM:
-        histogram = HistogramMetricFamily(metric.family, metric.help, labels=metric.labels)
+        histogram = HistogramMetricFamily(metric.family, metric.help, labels=labels)
         for series in all_series:
             histogram.add_metric(series.labels, bucket_counts(metric, series), series.value)
         return histogram
     kind = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
-    family = kind(metric.family, metric.help, labels=metric.labels)
+    family = kind(metric.family, metric.help, labels=labels)
     for series in all_series:
         family.add_metric(series.labels, series.value)
     return family

@@ -34,7 +34,8 @@ MAX_SEQUENCES = 64
 class ServingLimits:
     """What this deployment serves and how much of it one request may ask.
 
-    `most_sequences` is how many sequences of clients the router holds at most, running and waiting; None if unknown.
+    `most_sequences` is how many sequences of clients all routers together hold at most, running and waiting, and
+    `most_running` how many each of them runs; None if unknown.
     """
 
     served_model_name: str
@@ -46,6 +47,7 @@ class ServingLimits:
     max_draft_tokens: int = MAX_DRAFT_TOKENS
     access: AccessRules = field(default_factory=AccessRules)
     most_sequences: int | None = None
+    most_running: int | None = None
 
     def check_model(self, name: str | None) -> None:
         """ModelNotFoundError unless `name` is the served model; None is whichever that is."""

@@ -11,8 +11,11 @@ from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.config import DrafterSection, TargetSection, WorkerSection
+from deployments.drafter_update import updated_section
+from deployments.preflight import resolved_model
 from deployments.supervision import StartedWorker, Supervisor, unwrap, with_process_ids
 from workers.draft_worker import DraftWorkerActor
+from workers.engine.pair import check_pair
 from workers.messages import WorkerRegistration
 from workers.target_worker import TargetWorkerActor
 from workers.telemetry.config import BY_ENVIRONMENT, TelemetryConfig
@@ -38,27 +41,42 @@ async def _loaded(references: list[Any], timeout_s: float) -> list[WorkerRegistr
 
 
 class DraftPool:
-    """One replica supervises one draft worker."""
+    """One replica supervises one draft worker. `target_model` is what drafters must fit."""
 
-    # Serve awaits it, so that a replica counts as started when its worker is registered.
-    async def __init__(  # type: ignore[misc]
+    def __init__(
         self,
         section: DrafterSection,
         router: DeploymentHandle,
         load_timeout_s: float,
         drain_timeout_s: float,
-        telemetry: TelemetryConfig = BY_ENVIRONMENT,
+        telemetry: TelemetryConfig,
+        target_model: str,
     ) -> None:
-        self._section = section
+        self._section = self._running = section
         self._telemetry = telemetry
         self._load_timeout_s = load_timeout_s
+        self._target_model = target_model
         self._supervisor = Supervisor(self._start_worker, router, drain_timeout_s)
-        await self._supervisor.begin()
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Called by Serve before the replica counts as started, and whenever the deployment's `user_config` changes.
+
+        The worker is replaced by one with the section as it is now, of which a request notices nothing but fewer
+        drafts for a while. ConfigurationError, before anything is replaced, if the drafter does not fit the target.
+        """
+        section = resolved_model(updated_section(self._section, user_config))
+        if section == self._running and self._supervisor.has_begun:
+            return
+        if section.model != self._section.model:
+            await asyncio.to_thread(check_pair, self._target_model, section.model)
+        self._running = section
+        await self._supervisor.replace(self._start_worker)
 
     async def _start_worker(self) -> StartedWorker:
-        worker_id = f"draft-{self._section.name}-{uuid.uuid4().hex[:8]}"
-        actor = DraftWorkerActor.options(**_actor_options(self._section, bundle=0)).remote(
-            worker_id, self._section.name, self._section.spec(), self._telemetry
+        section = self._running
+        worker_id = f"draft-{section.name}-{uuid.uuid4().hex[:8]}"
+        actor = DraftWorkerActor.options(**_actor_options(section, bundle=0)).remote(
+            worker_id, section.name, section.spec(), self._telemetry
         )
         (registration,) = await _loaded([actor.load.remote()], self._load_timeout_s)
         return StartedWorker(registration, actor, (actor,))

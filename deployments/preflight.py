@@ -55,13 +55,14 @@ def resolve_models(config: LeadoutConfig) -> LeadoutConfig:
     """
     return config.model_copy(
         update={
-            "target": _resolved(config.target),
-            "drafters": [_resolved(drafter) for drafter in config.drafters],
+            "target": resolved_model(config.target),
+            "drafters": [resolved_model(drafter) for drafter in config.drafters],
         }
     )
 
 
-def _resolved(section: Section) -> Section:
+def resolved_model(section: Section) -> Section:
+    """Return the section with its model's folder made absolute, if it is a folder; see `resolve_models`."""
     for folder in (Path(section.model).expanduser(), PROJECT_ROOT / section.model):
         if folder.is_dir() or (is_gguf(section.model) and folder.is_file()):
             return section.model_copy(update={"model": str(folder.resolve())})

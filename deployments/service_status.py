@@ -10,7 +10,10 @@ from deployments.api_client import ServiceError, get_json
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """One worker. `sequences` and the blocks are None where it did not answer in time."""
+    """One worker. `sequences` and the blocks are None where it did not answer in time.
+
+    A `draining` one gets no sequences any more; of a `silent` one nothing was heard lately.
+    """
 
     name: str
     role: str
@@ -20,6 +23,8 @@ class WorkerLine:
     used_blocks: int | None
     cached_blocks: int | None
     total_blocks: int
+    draining: bool = False
+    silent: bool = False
 
     @property
     def kv_use(self) -> float | None:
@@ -42,8 +47,25 @@ class DrafterLine:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterLine:
+    """One of several routers, with the workers that it has. Of one that does not answer all numbers are 0."""
+
+    name: str
+    answers: bool
+    running: int
+    waiting: int
+    targets: int
+    drafters: int
+    rounds: int
+    committed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """A reading of `/status`. `ready` is what `/ready` says; `totals` are sums since the router started."""
+    """A reading of `/status`. `ready` is what `/ready` says; `totals` are sums since the router started.
+
+    `routers` is empty where there is only one.
+    """
 
     ready: bool
     running: int
@@ -52,6 +74,7 @@ class ServiceStatus:
     drafters: tuple[DrafterLine, ...]
     totals: dict[str, float]
     online_check: dict[str, int]
+    routers: tuple[RouterLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +110,7 @@ def parse_status(told: dict[str, Any], ready: bool) -> ServiceStatus:
         drafters=tuple(map(_drafter, told.get("drafters", ()))),
         totals={name: float(value) for name, value in told["totals"].items()},
         online_check={name: int(value) for name, value in told.get("online_check", {}).items()},
+        routers=tuple(_router(router, told["workers"]) for router in told.get("routers", ())),
     )
 
 
@@ -110,6 +134,21 @@ def pace(before: ServiceStatus | None, now: ServiceStatus, seconds: float) -> Pa
     )
 
 
+def _router(told: dict[str, Any], workers: list[dict[str, Any]]) -> RouterLine:
+    name = str(told["name"])
+    roles = [worker["registration"]["role"] for worker in workers if worker["router"] == name]
+    return RouterLine(
+        name=name,
+        answers=bool(told["answers"]),
+        running=int(told["running"]),
+        waiting=int(told["waiting"]),
+        targets=roles.count("target"),
+        drafters=roles.count("draft"),
+        rounds=int(told["totals"]["rounds"]),
+        committed_tokens=int(told["totals"]["committed_tokens"]),
+    )
+
+
 def _worker(told: dict[str, Any]) -> WorkerLine:
     registration, stats = told["registration"], told["stats"]
     total = int(registration["total_blocks"])
@@ -122,6 +161,8 @@ def _worker(told: dict[str, Any]) -> WorkerLine:
         used_blocks=None if stats is None else int(stats["total_blocks"]) - int(stats["free_blocks"]),
         cached_blocks=None if stats is None else int(stats.get("cached_blocks", 0)),
         total_blocks=total,
+        draining=bool(told.get("draining")),
+        silent=bool(told.get("silent")),
     )
 
 

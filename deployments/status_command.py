@@ -70,17 +70,33 @@ def render(url: str, status: "ServiceStatus", rates: "Pace", period: str) -> Gro
     """Return the tables of one reading; `rates` are those of `period`."""
     state = "[bold green]ready[/]" if status.ready else "[bold red]not ready[/]"
     head = f"{escape(url)}: {state}, {status.running} running, {status.waiting} waiting"
-    tables = [_workers(status), *([_drafters(status)] if status.drafters else [])]
+    tables = [
+        *([_routers(status)] if status.routers else []),
+        _workers(status),
+        *([_drafters(status)] if status.drafters else []),
+    ]
     return Group(head, *tables, _rates(rates, period), _totals(status))
 
 
+def _routers(status: "ServiceStatus") -> Table:
+    table = Table("router", "state", "running", "waiting", "targets", "drafters", "rounds", "committed tokens")
+    for router in status.routers:
+        state = "answers" if router.answers else "[bold red]does not answer[/]"
+        numbers = (router.running, router.waiting, router.targets, router.drafters)
+        table.add_row(
+            escape(router.name), state, *map(str, numbers), f"{router.rounds:,}", f"{router.committed_tokens:,}"
+        )
+    return table
+
+
 def _workers(status: "ServiceStatus") -> Table:
-    table = Table("worker", "role", "link", "processes", "sequences", "KV blocks used", "KV use", "cached")
+    table = Table("worker", "role", "state", "link", "processes", "sequences", "KV blocks used", "KV use", "cached")
     for worker in status.workers:
         used = NOTHING if worker.used_blocks is None else f"{worker.used_blocks:,} of {worker.total_blocks:,}"
         table.add_row(
             escape(worker.name),
             worker.role,
+            "[bold red]silent[/]" if worker.silent else "[yellow]draining[/]" if worker.draining else "serving",
             worker.link or NOTHING,
             " ".join(map(str, worker.processes)),
             NOTHING if worker.sequences is None else f"{worker.sequences:,}",
@@ -89,7 +105,7 @@ def _workers(status: "ServiceStatus") -> Table:
             NOTHING if worker.cached_blocks is None else f"{worker.cached_blocks:,}",
         )
     if not status.workers:
-        table.add_row("[red]no worker is registered[/]", *[""] * 7)
+        table.add_row("[red]no worker is registered[/]", *[""] * 8)
     return table
 
 

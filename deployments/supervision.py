@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from deployments.restart_pacing import RestartPacing
 from workers.errors import ConfigurationError, LinkError
 from workers.messages import WorkerRegistration
 from workers.router.peer import CONTROL_DEADLINE_S
@@ -21,7 +23,7 @@ PING_TIMEOUT_S = 10.0
 REGISTER_TIMEOUT_S = CONTROL_DEADLINE_S + 5.0
 MAX_REFUSED_BEATS = 2
 MAX_FAILED_STARTS = 3
-RESTART_PAUSE_S = 2.0
+REGISTER_AGAIN_S = 2.0
 DRAIN_POLL_S = 0.2
 CANCEL_AGAIN_S = 0.1
 
@@ -66,16 +68,32 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._failed_starts = 0
         self._refused_beats = 0
+        self._pacing = RestartPacing(time.monotonic)
 
     async def begin(self) -> None:
         """Start the first worker and register it. Raises what its loading raises."""
         self._worker = await self._start()
+        self._pacing.started()
         try:
             await self._register(self._worker)
         except Exception:
             self.end()
             raise
         self._task = asyncio.create_task(self._supervise())
+
+    async def replace(self, start: Callable[[], Awaitable[StartedWorker]]) -> None:
+        """Let the worker go gracefully, and begin one by `start` in its place. Raises what its loading raises."""
+        retirement = self.retirement()
+        if retirement is not None:
+            await retirement
+        self._start = start
+        self._failed_starts = 0
+        await self.begin()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a worker to look after, or will be again soon."""
+        return self._task is not None
 
     def check(self) -> None:
         """Raise when the worker is down and starting another has failed again and again.
@@ -127,6 +145,7 @@ class Supervisor:
             try:
                 if self._worker is None:
                     self._worker = await self._start()
+                    self._pacing.started()
                     self._failed_starts = 0
                     logger.info("worker %s replaces a dead one", self._worker.registration.worker_id)
                 await self._watch(self._worker)
@@ -135,7 +154,11 @@ class Supervisor:
             except Exception:
                 self._failed_starts += self._worker is None
                 logger.exception("the worker could not be %s", "started" if self._worker is None else "registered")
-                await asyncio.sleep(RESTART_PAUSE_S)
+            if self._worker is not None:
+                await asyncio.sleep(REGISTER_AGAIN_S)
+            elif pause_s := self._pacing.pause_s():
+                logger.warning("the next worker is started in %g s", pause_s)
+                await asyncio.sleep(pause_s)
 
     async def _watch(self, worker: StartedWorker) -> None:
         """Return when the worker is dead, having ended what is left of it. A new router learns of it within a beat."""

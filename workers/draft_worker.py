@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from workers.answering import answer
+from workers.compute_threads import in_own_thread, wait_briefly
 from workers.drafters.base import Drafter
 from workers.drafters.registry import DrafterSpec, build_drafter
 from workers.links.zmq_server import ZmqServer
@@ -41,8 +42,9 @@ class DraftWorker:
     def load(self) -> WorkerRegistration:
         """Load the drafter and say what the router must know. Raises ConfigurationError."""
         show_worker_log()
+        wait_briefly()
         self._spans = StepSpans(set_up_tracing(self._telemetry, "draft", self._worker_id), self._worker_id)
-        self._drafter = build_drafter(self._spec)
+        self._drafter = in_own_thread(lambda: build_drafter(self._spec))
         limits = self._drafter.limits
         return WorkerRegistration(
             worker_id=self._worker_id,

@@ -21,6 +21,10 @@ class DeadlineExceededError(LinkError):
     """The worker did not answer in time; it may still do the work, so the answer must be dropped."""
 
 
+class UnfitWorkerError(LinkError):
+    """The worker answers, but not with anything that is of use: it has to be replaced."""
+
+
 class OutOfBlocksError(LeadoutError):
     """The KV pool has too few free blocks for a step; nothing was changed."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from workers.answering import answer
+from workers.compute_threads import in_own_thread, wait_briefly
 from workers.engine.config import EngineConfig
 from workers.links.zmq_server import ZmqServer
 from workers.log_lines import show_worker_log
@@ -53,6 +54,7 @@ class TargetWorker:
     def load(self, meeting_point: tuple[str, int], timeout_s: float) -> WorkerRegistration:
         """Load this rank's share, together with all other ranks. Raises ConfigurationError."""
         show_worker_log()
+        wait_briefly()
         if self._rank == 0:
             self._spans = StepSpans(set_up_tracing(self._telemetry, "target", self._worker_id), self._worker_id)
         # Imported here so that the process is up, and visible, before torch is.
@@ -62,8 +64,12 @@ class TargetWorker:
         from workers.engine.verifier import Verifier
 
         size = self._config.tensor_parallel_size
-        rank = TensorParallelRank(self._rank, size, *meeting_point, timeout_s) if size > 1 else None
-        self._engine = Engine.load(self._config, rank)
+
+        def load() -> Engine:
+            rank = TensorParallelRank(self._rank, size, *meeting_point, timeout_s) if size > 1 else None
+            return Engine.load(self._config, rank)
+
+        self._engine = in_own_thread(load)
         self._verifier = stretched_target(Verifier(self._engine), self._config.emulated)
         return WorkerRegistration(
             worker_id=self._worker_id,

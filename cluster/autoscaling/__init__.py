@@ -1,6 +1,7 @@
 """Autoscaling policies: pure functions of explicit state and a snapshot. Delays, hysteresis and warm-up are theirs."""
 
 from cluster.autoscaling.application import ApplicationSettings, ApplicationState, Decisions, decide
+from cluster.autoscaling.merged_load import merged_load
 from cluster.autoscaling.settings import DrafterSettings, IngressSettings, ScalingLimits, TargetSettings
 from cluster.autoscaling.snapshot import ReplicaCounts, ServiceSnapshot
 
@@ -15,4 +16,5 @@ __all__ = [
     "ServiceSnapshot",
     "TargetSettings",
     "decide",
+    "merged_load",
 ]

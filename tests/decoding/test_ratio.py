@@ -87,7 +87,7 @@ def test_a_target_that_drafts_for_itself_is_always_right(top_k: int) -> None:
         runs = [PositionRun(sampling, 7, 1)]
         drawn = draw_sparsely(logits, SamplingRows.of_runs(runs, stream=Stream.DRAFT))
         q = SparseProbabilities(drawn.ids.astype(np.int32), drawn.q)
-        proposal = RatioChain(token_ids(drawn.tokens.tolist()), q, uniform_numbers(sampling, 7, 1))
+        proposal = RatioChain(token_ids(drawn.tokens.tolist()), q, uniform_numbers(runs)[0])
         rows = SamplingRows.of_runs([PositionRun(sampling, 7, 2)])
         [outcome] = verify_by_ratio(logits.repeat(2, 1), rows, [proposal])
         assert outcome.accepted == 1
@@ -154,9 +154,11 @@ def test_the_drafts_kept_are_those_before_the_first_rejection(
 
 
 def test_uniform_numbers_depend_on_seed_choice_and_position() -> None:
-    many = uniform_numbers(SamplingParams(seed=1), 0, 4_000)
+    asked = (SamplingParams(seed=1), 0, 4_000), (SamplingParams(seed=1), 5, 3), (SamplingParams(seed=2), 0, 50)
+    runs = [PositionRun(*each) for each in (*asked, (SamplingParams(seed=1, choice=1), 0, 50))]
+    many, part, other_seed, other_choice = uniform_numbers(runs)
     assert many.min() >= 0 and many.max() < 1
     assert chi_square_p(np.bincount((many * 16).astype(np.int64), minlength=16), np.full(16, 1 / 16)) > FITS
-    assert uniform_numbers(SamplingParams(seed=1), 5, 3).tolist() == many[5:8].tolist()
-    assert not np.isin(uniform_numbers(SamplingParams(seed=2), 0, 50), many).any()
-    assert not np.isin(uniform_numbers(SamplingParams(seed=1, choice=1), 0, 50), many).any()
+    assert part.tolist() == many[5:8].tolist()
+    assert not np.isin(other_seed, many).any()
+    assert not np.isin(other_choice, many).any()

@@ -11,8 +11,9 @@ from starlette.testclient import TestClient
 
 from deployments.http_app import ServingLimits, create_app
 from deployments.text import TextCodec
-from tests.deployments.helpers import LIMITS, SOME, says, wait_until
+from tests.deployments.helpers import LIMITS, SOME, says
 from tests.fakes import ScriptedService, byte_tokenizer
+from tests.limits import HANG_S, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +59,6 @@ def serving(codec: TextCodec) -> Callable[..., object]:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
             finally:
                 server.should_exit = True
-                thread.join(10)
+                thread.join(HANG_S)
 
     return serve

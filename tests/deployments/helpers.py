@@ -1,13 +1,15 @@
 """Reading what the HTTP application answers."""
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import httpx
+
 from deployments.http_app import ServingLimits
 from tests.fakes import Script, in_blocks, toy_logprobs
+from tests.limits import HANG_S
 from workers.messages import FinishReason, GenerationRequest, TokenChunk
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -85,9 +87,6 @@ def error_of(response: Any, status: int = 400) -> dict[str, Any]:
     return dict(error)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Poll until `condition` holds; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "not reached in time"
-        time.sleep(0.01)
+def post(url: str, **content: Any) -> httpx.Response:
+    """POST to a server whose machine may be busy."""
+    return httpx.post(url, timeout=HANG_S, **content)

@@ -16,11 +16,11 @@ from deployments.text import TextCodec
 from tests.deployments.asgi import Exchange, until
 from tests.deployments.helpers import COMPLETIONS, LIMITS, SOME, says
 from tests.fakes import ScriptedService
+from tests.limits import HANG_S
 
 KEYS = (ApiKey("alice", digest_of("key-a")), ApiKey("bob", digest_of("key-b")))
 BODY = json.dumps({"prompt": "ab", "max_tokens": 3}).encode()
 STREAM = json.dumps({"prompt": "ab", "max_tokens": 3, "stream": True}).encode()
-TEST_TIMEOUT_S = 30.0
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -29,7 +29,7 @@ def bearer(key: str) -> dict[str, str]:
 
 def run(test: Awaitable[None]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(test, TEST_TIMEOUT_S)
+        await asyncio.wait_for(test, HANG_S)
 
     asyncio.run(bounded())
 

@@ -1,8 +1,9 @@
 """Configured autoscaling, through the policies as Serve's controller makes and calls them. No cluster."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -68,7 +69,8 @@ def deployed(arguments: dict[str, Any]) -> dict[str, Any]:
 class Controller:
     """What Serve's controller does with the policies: replicas are there `start_s` after they were asked for."""
 
-    def __init__(self, arguments: dict[str, Any], start_s: float = 3.0) -> None:
+    def __init__(self, arguments: dict[str, Any], start_s: float = 3.0, pools: Sequence[str] = POOLS) -> None:
+        self.pools = pools
         self.now_s, self.start_s = 1_000.0, start_s
         self.replicas: dict[str, dict[str, float]] = {}
         self._policies: dict[str, Callable[[AutoscalingContext], tuple[int, dict[str, Any]]]] = {}
@@ -86,15 +88,25 @@ class Controller:
 
     def wanted(self) -> tuple[int, ...]:
         """Return how many replicas are asked for of each pool that scales."""
-        return tuple(len(self.replicas[name]) for name in POOLS if name in self.replicas)
+        return tuple(len(self.replicas[name]) for name in self.pools if name in self.replicas)
 
-    def run(self, load: RouterLoad, seconds: int, measured_s: float | None = None) -> list[tuple[int, ...]]:
-        """Let time pass with this load; return what was asked for from second to second."""
+    def run(
+        self,
+        load: RouterLoad,
+        seconds: int,
+        measured_s: float | None = None,
+        others: Mapping[str, RouterLoad | None] = MappingProxyType({}),
+    ) -> list[tuple[int, ...]]:
+        """Let time pass with this load; return what was asked for from second to second.
+
+        `others` are the loads of routers that have another one, None of those that tell none.
+        """
         history = []
         for _ in range(seconds):
             self.now_s += 1.0
             for name, policy in self._policies.items():
-                metrics = load.as_metrics() if name == "Router" else {}
+                told = others.get(name, load) if name.startswith("Router") else None
+                metrics = {} if told is None else told.as_metrics()
                 wanted, self._states[name] = policy(self._context(name, metrics, measured_s or self.now_s))
                 config = self._configs[name]
                 self._resize(name, max(config.min_replicas, min(config.max_replicas, wanted)), self.now_s)
@@ -205,6 +217,34 @@ def test_without_the_section_nothing_of_it_is_deployed() -> None:
     deployments = deployed({"target": {"model": "m", "replicas": 2}, "drafters": [{"name": "tiny", "model": "d"}]})
     assert all(each._deployment_config.autoscaling_config is None for each in deployments.values())
     assert deployments["TargetPool"].num_replicas == 2
+
+
+SHARDED = SCALED | {
+    "target": {"model": "m", "autoscaling": {"min_replicas": 2, "max_replicas": 5, **DELAYS}},
+    "router": {"replicas": 2},
+}
+SHARDED_POOLS = ("TargetPool-0", "TargetPool-1", "DraftPool-tiny-0", "DraftPool-tiny-1", "Ingress")
+
+
+def test_pools_follow_the_load_of_all_routers_together_and_keep_each_routers_share() -> None:
+    controller = Controller(SHARDED, pools=SHARDED_POOLS)
+    assert controller.wanted() == (1, 1, 1, 0, 1)
+
+    # Neither router's streams alone would ask for a second ingress process.
+    assert controller.run(replace(CALM, running=8), 20)[-1] == (1, 1, 1, 1, 2)
+
+    rise = controller.run(BUSY, 40, others={"Router-1": replace(IDLE, running=20, itl_ms=400.0)})
+    assert rise == sorted(rise)
+    assert rise[-1][:2] == (3, 2) and rise[-1][4] == 3
+    assert sum(rise[-1][2:4]) >= 2 and min(rise[-1][2:4]) >= 1
+
+    fall = controller.run(IDLE, 80)
+    assert fall[-1] == (1, 1, 0, 0, 1)
+
+
+def test_nothing_changes_while_one_of_several_routers_tells_nothing() -> None:
+    controller = Controller(SHARDED, pools=SHARDED_POOLS)
+    assert set(controller.run(BUSY, 60, others={"Router-1": None})) == {(1, 1, 1, 0, 1)}
 
 
 @pytest.mark.parametrize(

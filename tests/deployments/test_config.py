@@ -58,6 +58,12 @@ def test_the_router_is_told_how_much_to_draft_and_to_check() -> None:
         ({"target": {}}, "target.model"),
         ({"target": {"model": "m", "dtype": "int3"}}, "target.dtype"),
         ({"target": {"model": "m", "replicas": 0}}, "target.replicas"),
+        ({"router": {"replicas": 0}}, "router.replicas"),
+        ({"router": {"replicas": 2}}, "target.replicas 1 is below router.replicas 2"),
+        (
+            {"target": {"model": "m", "autoscaling": {"max_replicas": 4}}, "router": {"replicas": 2}},
+            "target.autoscaling.min_replicas 1 is below router.replicas 2",
+        ),
         ({"target": {"model": "m", "kv_cache_gib": "1"}}, "target.kv_cache_gib"),
         ({"target": {"model": "m", "kv_cache_gib": -1}}, "target.kv_cache_gib"),
         ({"target": {"model": "m", "num_cpus": 0}}, "num_gpus"),

@@ -17,6 +17,7 @@ from deployments.text import TextCodec
 from tests.deployments.asgi import Exchange, until
 from tests.deployments.helpers import CHAT, COMPLETIONS, LIMITS, SOME, events_of, says
 from tests.fakes import ScriptedService, in_blocks
+from tests.limits import HANG_S
 from workers.messages import GenerationEvent, GenerationRequest
 
 BODY = json.dumps({"prompt": "a", "stream": True}).encode()
@@ -88,7 +89,7 @@ def test_new_requests_are_refused_and_running_streams_finish(codec: TextCodec, p
         await task
         assert stream.events()[-1] == "[DONE]"
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
 
 
 def test_a_stream_that_outlasts_its_grace_ends_with_an_error_and_no_reason(codec: TextCodec) -> None:
@@ -105,7 +106,7 @@ def test_a_stream_that_outlasts_its_grace_ends_with_an_error_and_no_reason(codec
         assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * len(chunks)
         await until(lambda: stream.service.cancelled == [stream.service.requests[0].request_id])
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
 
 
 def test_a_drain_begins_once_and_leaves_time_to_say_so() -> None:

@@ -15,6 +15,7 @@ from deployments.text import TextCodec
 from tests.deployments.asgi import Exchange
 from tests.deployments.helpers import LIMITS, SOME, error_of, says
 from tests.fakes import TARGET, ScriptedService
+from tests.limits import HANG_S
 from workers.messages import RouterStatus, WorkerRole
 
 SILENT, LEAVING = replace(TARGET, silent=True), replace(TARGET, draining=True)
@@ -66,7 +67,7 @@ def test_probes_do_not_wait_for_a_stuck_router(codec: TextCodec, path: str, monk
     monkeypatch.setattr(health_endpoint, "PROBE_TIMEOUT_S", 0.05)
     app = create_app(StuckService(says(SOME)), codec, LIMITS)
     loop = asyncio.new_event_loop()  # not `run`, which would wait for the stuck call
-    exchange = loop.run_until_complete(asyncio.wait_for(Exchange().run(app, path, "GET"), 10))
+    exchange = loop.run_until_complete(asyncio.wait_for(Exchange().run(app, path, "GET"), HANG_S))
     error = json.loads(exchange.body)["error"]
     assert exchange.status == 503 and "router" in error["message"]
 

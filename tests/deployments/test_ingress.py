@@ -102,4 +102,12 @@ def test_a_router_that_cannot_be_asked_has_no_status() -> None:
 def test_the_ingress_knows_how_much_the_router_takes() -> None:
     router = {"max_running_sequences": 3, "max_waiting_sequences": 4}
     config = parse_config({"target": {"model": "models/tiny-code/target"}, "router": router})
-    assert serving_limits(config, ServedModel("{}", 64, 257)).most_sequences == 7
+    limits = serving_limits(config, ServedModel("{}", 64, 257))
+    assert (limits.most_sequences, limits.most_running) == (7, 3)
+
+
+def test_several_routers_take_as_much_each() -> None:
+    router = {"replicas": 2, "max_running_sequences": 3, "max_waiting_sequences": 4}
+    config = parse_config({"target": {"model": "models/tiny-code/target", "replicas": 2}, "router": router})
+    limits = serving_limits(config, ServedModel("{}", 64, 257))
+    assert (limits.most_sequences, limits.most_running) == (14, 3)

@@ -12,10 +12,10 @@ from deployments.text import TextCodec
 from tests.deployments.asgi import Exchange, until
 from tests.deployments.helpers import COMPLETIONS
 from tests.in_process import InProcessService, application, load, save_byte_llama, save_drafters
+from tests.limits import HANG_S
 from workers.engine.engine import Engine
 from workers.router.config import RouterConfig
 
-TEST_TIMEOUT_S = 120.0
 LONG: dict[str, Any] = {"prompt": "def f(", "max_tokens": 150, "ignore_eos": True, "temperature": 0}
 SHORT: dict[str, Any] = {"prompt": "abc", "max_tokens": 12, "temperature": 0, "return_token_ids": True}
 
@@ -34,7 +34,7 @@ def serving(engines: tuple[Engine, Engine, TextCodec], **router: Any) -> tuple[I
 
 
 def run(test: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(test, TEST_TIMEOUT_S))
+    asyncio.run(asyncio.wait_for(test, HANG_S))
 
 
 def send(body: dict[str, Any], app: Any) -> tuple[Exchange, "asyncio.Task[Exchange]"]:

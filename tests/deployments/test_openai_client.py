@@ -7,7 +7,7 @@ import pytest
 from deployments.text import TextCodec
 from tests.deployments.helpers import says
 from tests.fakes import ScriptedService
-from workers.messages import FinishReason
+from workers.messages import FinishReason, GenerationFailed
 
 USER: Any = {"role": "user", "content": "hi"}
 
@@ -69,3 +69,14 @@ def test_the_official_client_raises_its_own_errors(api: openai.OpenAI) -> None:
     assert bad.value.param == "max_tokens"
     with pytest.raises(openai.BadRequestError):
         api.completions.create(model="tiny", prompt="a", stream=True, n=0)
+
+
+def test_the_official_client_does_not_send_a_request_again_that_ends_its_workers(serving: Callable[..., Any]) -> None:
+    poison = ScriptedService(lambda _: [GenerationFailed(500, "poison_request", "3 targets in a row failed over it")])
+    with (
+        serving(poison) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=2) as api,
+        pytest.raises(openai.InternalServerError, match="3 targets in a row"),
+    ):
+        api.completions.create(model="tiny", prompt="x")
+    assert len(poison.requests) == 1

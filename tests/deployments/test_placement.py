@@ -18,18 +18,23 @@ OFF_THE_HEAD = {"leadout/role": "!in(draft,head)"}
 def placements(**sections: Any) -> dict[str, Any]:
     """Return Serve's replica configuration of each deployment, by name."""
     drafters = [{"name": "small", "model": "m", **sections.pop("drafter", {})}]
-    config = parse_config({"target": {"model": "m", **sections.pop("target", {})}, "drafters": drafters, **sections})
+    config = {"target": {"model": "m", **sections.pop("target", {})}, "drafters": drafters, **sections}
+    return {name: deployment._replica_config for name, deployment in deployed(config).items()}
+
+
+def deployed(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the application's deployments by name."""
     found: dict[str, Any] = {}
 
     def collect(application: Any) -> None:
         deployment = application._bound_deployment
-        found[deployment.name] = deployment._replica_config
+        found[deployment.name] = deployment
         for argument in deployment.init_args:
             for bound in argument if isinstance(argument, list) else [argument]:
                 if hasattr(bound, "_bound_deployment"):
                     collect(bound)
 
-    collect(wire(config, MODEL))
+    collect(wire(parse_config(config), MODEL))
     return found
 
 
@@ -45,6 +50,23 @@ def test_every_bundle_of_a_worker_and_the_actors_without_a_bundle_ask_for_the_la
     assert placed["DraftPool-small"].placement_group_bundle_label_selector == [ON_DRAFTS]
     assert placed["Router"].ray_actor_options["label_selector"] == OFF_THE_HEAD
     assert placed["Ingress"].ray_actor_options["label_selector"] == ON_TARGETS
+
+
+def test_each_of_several_routers_has_pools_of_its_own_with_its_share_of_the_replicas() -> None:
+    config = {
+        "target": {"model": "m", "replicas": 3},
+        "drafters": [{"name": "a", "model": "m", "replicas": 6}, {"name": "b", "model": "m"}],
+        "router": {"replicas": 2},
+    }
+    found = deployed(config)
+    assert {name: each.num_replicas for name, each in found.items()} == {
+        "Router-0": 1, "Router-1": 1, "TargetPool-0": 2, "TargetPool-1": 1,
+        "DraftPool-a-0": 4, "DraftPool-a-1": 2, "DraftPool-b-0": 1, "Ingress": 1,
+    }  # fmt: skip
+    for name, each in found.items():
+        if "Pool" in name:
+            router = each.init_args[1]._bound_deployment
+            assert router.name == f"Router-{name[-1]}"
 
 
 def test_without_labels_every_node_will_do() -> None:

@@ -55,6 +55,14 @@ def test_70b_on_a100s_with_1b_on_l4s(tmp_path: Path) -> None:
     assert "sizes of Llama-3.1-70B are from a table" in " ".join(plan["warnings"])
 
 
+def test_the_overlay_for_a100s_and_l4s_fits_and_its_drafter_pays_at_every_load() -> None:
+    overlay = "k8s/overlays/a100-l4/serve.yaml"
+    accelerators = ("--accelerator", "target=A100-80GB", "--accelerator", "llama-3.2-1b=L4")
+    assert invoke(overlay, *accelerators).stdout.splitlines()[-1] == "FITS: 4 x A100-80GB, 2 x L4"
+    (pair,) = as_json(overlay, *accelerators)["drafters"]
+    assert all(row["ahead"]["speed_up"] > 1.5 for row in pair["expected"])
+
+
 def test_measured_times_and_acceptance_go_into_the_formula(tmp_path: Path) -> None:
     times = ("--target-step-ms", 30, "--draft-step-ms", "small=4", "--acceptance", 0.8, "--hit", 1.0)
     plan = as_json(large(tmp_path), *ON_GPUS, *times)
@@ -71,6 +79,16 @@ def test_measured_times_and_acceptance_go_into_the_formula(tmp_path: Path) -> No
     assert "drafter small: the targets would keep 2 replicas busy, and 1 are configured" in text
     slow = as_json(few, *ON_GPUS, "--target-step-ms", 30, "--draft-step-ms", "small=90")
     assert "drafter small does not pay at any load" in slow["warnings"]
+
+
+def test_it_says_what_each_of_several_routers_gets(tmp_path: Path) -> None:
+    path = large(tmp_path, {"replicas": 3}, {"replicas": 1})
+    content = yaml.safe_load(path.read_text())
+    content["applications"][0]["args"]["router"] = {"replicas": 2}
+    path.write_text(yaml.safe_dump(content))
+    notes = as_json(path, *ON_GPUS)["warnings"]
+    assert "2 routers share the replicas: target 2 + 1; small 1 + 0" in notes
+    assert any("drafter small: 1 of 2 routers have none" in note for note in notes)
 
 
 def test_labels_name_the_accelerator_and_keep_roles_apart(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import openai
 import pytest
 
 from deployments.text import TextCodec
-from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, SOME, error_of, events_of, says
+from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, SOME, error_of, events_of, post, says
 from tests.fakes import ScriptedService
+from tests.limits import HANG_S
 
-PATIENCE_S = 10.0
 USER = {"role": "user", "content": "hi"}
 
 
@@ -25,15 +25,15 @@ def url(serving: Callable[..., Any], service: ScriptedService) -> Iterator[str]:
 
 
 def assert_alive(url: str) -> None:
-    assert httpx.post(url + COMPLETIONS, json={"prompt": "a"}).status_code == 200
-    assert httpx.get(url + "/health").status_code == 200
+    assert post(url + COMPLETIONS, json={"prompt": "a"}).status_code == 200
+    assert httpx.get(url + "/health", timeout=HANG_S).status_code == 200
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]]])
 def test_b32_an_empty_prompt_does_not_end_the_server(url: str, prompt: object) -> None:
     for stream in (False, True):
-        assert error_of(httpx.post(url + COMPLETIONS, json={"prompt": prompt, "stream": stream}))["param"] == "prompt"
-    assert error_of(httpx.post(url + CHAT, json={"messages": []}))["param"] == "messages"
+        assert error_of(post(url + COMPLETIONS, json={"prompt": prompt, "stream": stream}))["param"] == "prompt"
+    assert error_of(post(url + CHAT, json={"messages": []}))["param"] == "messages"
     assert_alive(url)
 
 
@@ -55,7 +55,7 @@ def test_b33_errors_are_those_of_the_official_client(
             api.chat.completions.create(**body)
     assert raised.value.param == param
     assert isinstance(raised.value.body, dict) and set(raised.value.body) == {"message", "type", "param", "code"}
-    broken = error_of(httpx.post(url + CHAT, content=b"{"))
+    broken = error_of(post(url + CHAT, content=b"{"))
     assert broken["param"] is None and broken["type"] == "invalid_request_error"
 
 
@@ -70,7 +70,7 @@ def test_b33_errors_are_those_of_the_official_client(
     ],
 )
 def test_b34_conversations_that_openai_allows_are_answered(url: str, messages: object, stream: bool) -> None:
-    response = httpx.post(url + CHAT, json={"messages": messages, "stream": stream})
+    response = post(url + CHAT, json={"messages": messages, "stream": stream})
     assert response.status_code == 200, response.text
 
 
@@ -83,7 +83,7 @@ def test_b35_lists_of_prompts_stream_a_choice_each(
 ) -> None:
     expected = ids or [codec.encode(text).tolist() for text in prompt]
     body = {"prompt": prompt, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-    *chunks, usage, done = events_of(httpx.post(url + COMPLETIONS, json=body).text)
+    *chunks, usage, done = events_of(post(url + COMPLETIONS, json=body).text)
     assert done == "[DONE]" and usage["choices"] == []
     assert sorted(asked.prompt.tolist() for asked in service.requests) == sorted(expected)
     for index in range(len(expected)):
@@ -99,7 +99,7 @@ def test_b36_a_refused_stream_is_one_json_answer_and_its_connection_ends(url: st
     body = json.dumps({"prompt": "a", "stream": True, **fields}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     port = urlsplit(url).port
-    with socket.create_connection(("127.0.0.1", port or 0), timeout=PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", port or 0), timeout=HANG_S) as connection:
         connection.sendall(head.encode() + body)
         received = b"".join(iter(lambda: connection.recv(65_536), b""))  # until the server closes it
     status, _, answer = received.partition(b"\r\n\r\n")
@@ -113,7 +113,7 @@ def test_b40_all_tokens_of_a_block_are_streamed_and_what_is_held_back_comes_at_t
 ) -> None:
     with serving(ScriptedService(says(codec.encode("日本🙂é x" * 2).tolist(), block=9))) as url:
         body = {**HELLO, "max_tokens": max_tokens}
-        whole = httpx.post(url + CHAT, json=body).json()["choices"][0]["message"]["content"]
-        events = events_of(httpx.post(url + CHAT, json={**body, "stream": True}).text)
+        whole = post(url + CHAT, json=body).json()["choices"][0]["message"]["content"]
+        events = events_of(post(url + CHAT, json={**body, "stream": True}).text)
     deltas = [event["choices"][0]["delta"].get("content", "") for event in events[:-1]]
     assert "".join(deltas) == whole and len(whole) > 0

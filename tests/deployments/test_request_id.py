@@ -12,6 +12,7 @@ from deployments.text import TextCodec
 from tests.deployments.asgi import Exchange, until
 from tests.deployments.helpers import CHAT, COMPLETIONS, LIMITS, SOME, error_of, says
 from tests.fakes import ScriptedService
+from tests.limits import HANG_S
 
 LONGEST = 512
 
@@ -85,4 +86,4 @@ def test_of_two_requests_with_the_same_id_one_can_be_cancelled(codec: TextCodec,
         await until(lambda: len(service.cancelled) == 1)
         assert len({asked.request_id for asked in service.requests}) == 2
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from deployments.access import AccessRules
 from deployments.api_keys import ApiKey, digest_of
 from deployments.cli import cli
+from deployments.merged_status import merged_status
 from deployments.service_status import pace, parse_status
 from deployments.text import TextCodec
 from tests.deployments.helpers import LIMITS, SOME, says
@@ -67,12 +68,37 @@ def test_status_shows_workers_drafters_memory_queue_and_totals(serving: Serving)
     lines = result.stdout.splitlines()
     assert "ready, 3 running, 2 waiting" in lines[0]
     (target,) = [line for line in lines if " tiny " in line]
-    assert all(each in target for each in ("target", "zmq", "11 12", "60 of 80", "75%", "5"))
+    assert all(each in target for each in ("target", "serving", "zmq", "11 12", "60 of 80", "75%", "5"))
     worker, drafter = [line for line in lines if " fast[1] " in line]
     assert "draft" in worker and "ray" in worker and "13" in worker
     assert all(each in drafter for each in ("benched", "62%", "2.50", "40", "1.25"))
     assert any("acceptance 60%" in line and "round 50.0 ms" in line for line in lines)
     assert any(line.startswith("totals: rounds 10") for line in lines)
+
+
+@pytest.mark.parametrize("state", ["draining", "silent"])
+def test_status_shows_what_is_wrong_with_a_worker(serving: Serving, state: str) -> None:
+    class Troubled(ReportingService):
+        async def status(self, with_worker_stats: bool = False) -> RouterStatus:
+            draft, target = reading().workers
+            return replace(reading(), workers=(draft, replace(target, **{state: True})))
+
+    with serving(Troubled(says(SOME))) as url:
+        lines = invoke("status", url).stdout.splitlines()
+    (target,) = [line for line in lines if " tiny " in line]
+    assert state in target and "serving" not in target
+
+
+def test_status_tells_several_routers_apart(serving: Serving) -> None:
+    class Sharded(ReportingService):
+        async def status(self, with_worker_stats: bool = False) -> RouterStatus:
+            return merged_status(["Router-0", "Router-1"], {"Router-0": reading()})
+
+    with serving(Sharded(says(SOME))) as url:
+        lines = invoke("status", url).stdout.splitlines()
+    (first,), (second,) = ([line for line in lines if name in line] for name in ("Router-0", "Router-1"))
+    assert [cell.strip() for cell in first.split("│")[2:-1]] == ["answers", "3", "2", "1", "1", "10", "0"]
+    assert "does not answer" in second
 
 
 def test_status_tells_of_a_service_without_workers(serving: Serving) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from deployments.grammar_check import GrammarCheck
 from deployments.text import TextCodec
 from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, error_of
 from tests.fakes import ScriptedService, byte_tokenizer, word_tokenizer
+from tests.limits import HANG_S
 from workers.decoding.grammar import GrammarCompiler
 from workers.errors import InvalidRequestError, UnavailableError
 from workers.messages import Grammar, GrammarKind
@@ -211,17 +211,15 @@ def test_verdicts_are_remembered_good_or_bad(codec: TextCodec, monkeypatch: pyte
 
 def test_compiling_holds_up_no_event_loop_and_has_a_limit(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, grammar: release.wait(10))
+    monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, grammar: release.wait(HANG_S))
 
     async def run() -> None:
-        check = GrammarCheck(codec.backend.to_str, timeout_s=0.1)
-        began = time.monotonic()
+        check = GrammarCheck(codec.backend.to_str, timeout_s=0.5)
         slow = asyncio.create_task(check.check("p", regex("a")))
         await asyncio.sleep(0.01)
-        assert time.monotonic() - began < 0.09
         with pytest.raises(UnavailableError):
             await check.check("p", regex("b"))
-        with pytest.raises(InvalidRequestError, match=r"takes more than 0.1 s"):
+        with pytest.raises(InvalidRequestError, match=r"takes more than 0.5 s"):
             await slow
         release.set()
         await check.check("p", regex("b"))

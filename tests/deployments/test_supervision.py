@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from deployments import supervision
+from deployments import restart_pacing, supervision
+from deployments.restart_pacing import LONGEST_PAUSE_S, SETTLED_AFTER_S, RestartPacing
 from deployments.supervision import MAX_FAILED_STARTS, StartedWorker, Supervisor
-from workers.errors import ConfigurationError
+from tests.limits import HANG_S
+from workers.errors import ConfigurationError, DeadlineExceededError, LinkError, UnfitWorkerError
 from workers.messages import WorkerRegistration, WorkerRole
 
 REGISTRATION = WorkerRegistration("draft-0", WorkerRole.DRAFT, "tiny", (1,), 257, 64, 16, 8)
@@ -48,7 +51,7 @@ async def supervised(later_starts: Callable[[], Awaitable[StartedWorker]]) -> Su
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr(restart_pacing, "FIRST_PAUSE_S", 0.0)
 
 
 @pytest.mark.parametrize("failures", range(MAX_FAILED_STARTS))
@@ -70,7 +73,7 @@ def test_a_replica_is_healthy_while_its_worker_loads_even_after_failed_starts(fa
         supervisor.check()
         supervisor.end()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
 
 
 def test_a_replica_is_unhealthy_after_three_failed_starts_in_a_row() -> None:
@@ -92,7 +95,7 @@ def test_a_replica_is_unhealthy_after_three_failed_starts_in_a_row() -> None:
             supervisor.check()
         supervisor.end()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
 
 
 class RecordingRouter:
@@ -165,7 +168,7 @@ def test_a_worker_that_retires_is_drained_then_unregistered_then_ended(
         await asyncio.sleep(0.01)
         assert router.calls[router.calls.index("drain") :] == calls  # and no beat follows
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
 
 
 def test_a_worker_that_the_router_refuses_is_ended() -> None:
@@ -185,4 +188,119 @@ def test_a_worker_that_the_router_refuses_is_ended() -> None:
             await supervisor.begin()
         assert ended == ["killed"] and supervisor.retirement() is None
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
+
+
+# --- half-dead workers ---------------------------------------------------------------------------------------
+
+
+class Rank:
+    """A process of a worker. A stopped one answers no ping, as if by SIGSTOP."""
+
+    def __init__(self, stopped: bool = False) -> None:
+        self.stopped = stopped
+        self.ping = self
+
+    async def remote(self) -> None:
+        """Answer the ping."""
+        if self.stopped:
+            await asyncio.Event().wait()
+
+
+class RefusingRouter(RecordingRouter):
+    """A router that dropped the first worker, and cannot reset it."""
+
+    def __init__(self, refusal: LinkError) -> None:
+        super().__init__()
+        self.register: Any = self
+        self._refusal = refusal
+
+    async def remote(self, registration: WorkerRegistration, _: object) -> None:
+        """Refuse the first worker, unless it is new."""
+        self.calls.append(f"register {registration.worker_id}")
+        if registration.worker_id == "draft-0" and self.calls.count("register draft-0") > 1:
+            raise RayTaskError("register", "traceback", self._refusal)
+
+
+async def until_replaced(router: RecordingRouter, ranks: tuple[Rank, ...]) -> list[str]:
+    """Supervise a worker with these ranks until another one has replaced it; return what became of the first."""
+    ended: list[str] = []
+    replaced = asyncio.Event()
+
+    async def start() -> StartedWorker:
+        if ended:
+            replaced.set()
+            return NotedWorker(replace(REGISTRATION, worker_id="draft-1"), None, (), ended=[])
+        return NotedWorker(REGISTRATION, None, ranks, ended=ended)
+
+    supervisor = Supervisor(start, router)  # type: ignore[arg-type]
+    await supervisor.begin()
+    await replaced.wait()
+    calls = list(router.calls)
+    retiring = supervisor.retirement()
+    assert retiring is not None
+    await retiring
+    router.calls = calls
+    return ended
+
+
+@pytest.mark.parametrize("stopped", [(True, False), (False, True)])
+def test_b47_a_worker_one_rank_of_which_is_stopped_is_ended_whole_and_replaced(
+    stopped: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "PING_TIMEOUT_S", 0.02)
+    router = RecordingRouter()
+    ended = asyncio.run(asyncio.wait_for(until_replaced(router, tuple(map(Rank, stopped))), HANG_S))
+    assert ended == ["killed"]
+    assert router.calls == ["register", "unregister"]
+
+
+@pytest.mark.parametrize("refusal", [DeadlineExceededError("its step hangs"), UnfitWorkerError("no finite logits")])
+def test_b47_a_worker_that_answers_pings_but_is_of_no_use_to_the_router_is_replaced(
+    refusal: LinkError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "HEARTBEAT_S", 0.0)
+    router = RefusingRouter(refusal)
+    ended = asyncio.run(asyncio.wait_for(until_replaced(router, (Rank(), Rank())), HANG_S))
+    assert ended == ["killed"]
+    # One refusal may be an accident, two are none.
+    assert router.calls == ["register draft-0"] * 3 + ["unregister"]
+
+
+def test_a_worker_that_keeps_dying_young_is_started_ever_later_and_one_that_lived_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restart_pacing, "FIRST_PAUSE_S", 1.0)
+    clock = 0.0
+    pacing = RestartPacing(lambda: clock)
+
+    def pause_after_living(lived_s: float) -> float:
+        nonlocal clock
+        pacing.started()
+        clock += lived_s
+        return pacing.pause_s()
+
+    restart_pauses = [pause_after_living(lived_s) for lived_s in (SETTLED_AFTER_S, 0.0, 1.0, 1.0)]
+    assert restart_pauses == [0.0, 1.0, 2.0, 4.0]
+    assert pacing.pause_s() == 8.0  # the next one did not start at all
+    assert [pause_after_living(0.0) for _ in range(100)][-1] == LONGEST_PAUSE_S
+    assert pause_after_living(SETTLED_AFTER_S) == 0.0
+    assert pause_after_living(0.0) == 1.0
+
+
+def test_a_supervisor_waits_before_it_starts_a_worker_that_died_young(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart_pacing, "FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(restart_pacing, "LONGEST_PAUSE_S", 3600.0)
+
+    async def run() -> None:
+        async def start() -> StartedWorker:
+            raise AssertionError("not yet")
+
+        supervisor = await supervised(start)
+        await asyncio.sleep(0.01)
+        supervisor.check()  # healthy: Serve has nothing to do about it
+        retiring = supervisor.retirement()
+        assert retiring is not None
+        await retiring  # nor does it keep the replica from being stopped
+
+    asyncio.run(asyncio.wait_for(run(), HANG_S))

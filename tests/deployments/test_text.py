@@ -7,6 +7,7 @@ import pytest
 
 from deployments.text import TextCodec
 from tests.fakes import byte_tokenizer
+from tests.limits import HANG_S
 from workers.errors import ConfigurationError, InvalidRequestError
 
 USER = {"role": "user", "content": "hi"}
@@ -59,4 +60,4 @@ def test_loading_a_codec_does_not_import_torch(tmp_path: Path) -> None:
         "codec.encode_chat([{'role': 'user', 'content': 'x'}])\n"
         "assert not {'torch', 'ray', 'openai'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)

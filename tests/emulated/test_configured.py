@@ -6,6 +6,7 @@ import pytest
 
 from deployments.config import LeadoutConfig, parse_config
 from tests.in_process import save_byte_llama
+from tests.limits import HANG_S
 from workers.draft_worker import DraftWorker
 from workers.errors import ConfigurationError
 from workers.messages import (
@@ -37,7 +38,7 @@ def test_emulated_workers_say_that_a_step_took_the_emulated_time(tmp_path: Path)
     drafter = DraftWorker("drafter", "tiny", both.drafters[0].spec())
     target = TargetWorker("target", "tiny", both.target.engine_config(), rank=0)
     drafter.load()
-    target.load(("", 0), timeout_s=60.0)
+    target.load(("", 0), timeout_s=HANG_S)
     sampling = SamplingParams(temperature=0)
     proposed = drafter.handle(ProposeRequest((ProposeItem(1, 0, 0, PROMPT, 1, sampling, 4),)))
     verified = target.handle(VerifyRequest((VerifyItem(1, 0, 0, PROMPT, sampling=sampling, prompt_tokens=4),)))

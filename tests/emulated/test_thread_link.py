@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.router.helpers import run
+from tests.limits import HANG_S
+from tests.router.helpers import run_in_real_time
 from workers.emulated.thread_link import ThreadLink
 from workers.errors import DeadlineExceededError, LinkClosedError, LinkError
 from workers.messages import ReleaseRequest, StatsRequest, VerifyRequest, VerifyResponse, WorkerStats
-
-LONG_S = 20.0
 
 
 class Gated:
@@ -22,12 +21,12 @@ class Gated:
 
     def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Wait for the gate."""
-        assert self.gate.wait(LONG_S)
+        assert self.gate.wait(HANG_S)
         return VerifyResponse((), 1.0, 0)
 
     def release(self, sequence_ids: Iterable[int] | None) -> None:
         """Note the order."""
-        assert self.gate.wait(LONG_S)
+        assert self.gate.wait(HANG_S)
         self.released += sequence_ids or ()
 
     def stats(self) -> WorkerStats:
@@ -40,7 +39,7 @@ def test_messages_are_answered_in_the_order_sent_while_the_loop_goes_on(hop_ms: 
     async def body() -> None:
         worker = Gated()
         link = ThreadLink(worker, hop_ms)
-        calls = [asyncio.create_task(link.call(ReleaseRequest((index,)), LONG_S)) for index in range(20)]
+        calls = [asyncio.create_task(link.call(ReleaseRequest((index,)), HANG_S)) for index in range(20)]
         await asyncio.sleep(0)
         worker.gate.set()
         finished = list[int]()
@@ -51,7 +50,7 @@ def test_messages_are_answered_in_the_order_sent_while_the_loop_goes_on(hop_ms: 
         assert worker.released == finished == list(range(20))
         link.close()
 
-    run(body)
+    run_in_real_time(body)
 
 
 def test_what_misses_its_deadline_or_is_cancelled_is_worked_on_all_the_same() -> None:
@@ -60,34 +59,34 @@ def test_what_misses_its_deadline_or_is_cancelled_is_worked_on_all_the_same() ->
         link = ThreadLink(worker)
         with pytest.raises(DeadlineExceededError, match="no answer to VerifyRequest within"):
             await link.call(VerifyRequest(()), 0.01)
-        cancelled = asyncio.create_task(link.call(ReleaseRequest((1,)), LONG_S))
+        cancelled = asyncio.create_task(link.call(ReleaseRequest((1,)), HANG_S))
         await asyncio.sleep(0)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
         worker.gate.set()
-        await link.call(ReleaseRequest((2,)), LONG_S)
+        await link.call(ReleaseRequest((2,)), HANG_S)
         assert worker.released == [1, 2]
         link.close()
 
-    run(body)
+    run_in_real_time(body)
 
 
 def test_a_worker_that_fails_is_a_link_error_that_says_why() -> None:
     async def body() -> None:
         link = ThreadLink(Gated())
         with pytest.raises(LinkError, match="no accounts"):
-            await link.call(StatsRequest(), LONG_S)
+            await link.call(StatsRequest(), HANG_S)
         link.close()
 
-    run(body)
+    run_in_real_time(body)
 
 
 def test_a_closed_link_answers_nothing_and_fails_what_waits() -> None:
     async def body() -> None:
         worker = Gated()
         link = ThreadLink(worker)
-        calls = [asyncio.create_task(link.call(ReleaseRequest((index,)), LONG_S)) for index in range(2)]
+        calls = [asyncio.create_task(link.call(ReleaseRequest((index,)), HANG_S)) for index in range(2)]
         await asyncio.sleep(0.01)
         threading.Timer(0.05, worker.gate.set).start()
         await asyncio.to_thread(link.close)
@@ -95,6 +94,6 @@ def test_a_closed_link_answers_nothing_and_fails_what_waits() -> None:
         assert answers[0] is None
         assert isinstance(answers[1], LinkClosedError)
         with pytest.raises(LinkClosedError):
-            await link.call(StatsRequest(), LONG_S)
+            await link.call(StatsRequest(), HANG_S)
 
-    run(body)
+    run_in_real_time(body)

@@ -28,7 +28,7 @@ from benchmarks.router_service import (
 from deployments.in_process import registration as registration_of_engine
 from tests.engine.whole_rounds import generate, prompts, request, run_all
 from tests.in_process import load, save_byte_llama, save_drafters
-from tests.router.helpers import run
+from tests.router.helpers import run_in_real_time
 from workers.drafters.model_drafter import ModelDrafter
 from workers.emulated.language import AcceptanceProfile, synthetic_text
 from workers.emulated.stretched import EmulatedDrafter, EmulatedTarget
@@ -59,7 +59,7 @@ def answers_of(service: ServiceLayout, limits: RouterConfig, requests: Sequence[
         async with serving(service, limits) as running:
             return await ask_all(running.router, requests, concurrency=6)
 
-    return run(body)
+    return run_in_real_time(body)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_sequences_that_make_room_for_others_go_on_with_the_same_ids() -> None:
             await ask_all(running.router, [traffic(index, 60) for index in range(8)], concurrency=8)
             return (await running.totals()).preemptions
 
-    assert run(body) > 0
+    assert run_in_real_time(body) > 0
 
 
 def test_requests_that_are_stopped_are_compared_and_leave_nothing_behind() -> None:
@@ -107,7 +107,7 @@ def test_requests_that_are_stopped_are_compared_and_leave_nothing_behind() -> No
                     await clients.wait(0.01)
             return clients.tokens
 
-    assert run(body) >= 200
+    assert run_in_real_time(body) >= 200
 
 
 def test_a_target_whose_answers_are_changed_on_the_way_does_not_go_unnoticed() -> None:
@@ -128,7 +128,7 @@ def test_a_target_whose_answers_are_changed_on_the_way_does_not_go_unnoticed() -
             await router.close()
             link.close()
 
-    run(body)
+    run_in_real_time(body)
 
 
 def test_wrong_and_missing_ids_are_told_from_right_ones() -> None:
@@ -159,7 +159,7 @@ def test_real_workers_give_the_same_ids_in_emulated_time(tmp_path: Path) -> None
             await asyncio.to_thread(link.close)
         return [outcome.ids for outcome in outcomes], drafter.usage.steps
 
-    ids, drafter_steps = run(body)
+    ids, drafter_steps = run_in_real_time(body)
     assert ids == expected
     assert drafter_steps > 0
 

@@ -1,4 +1,4 @@
-"""One service for all end-to-end tests, and another with a tensor-parallel target."""
+"""One service for all end-to-end tests."""
 
 from collections.abc import Iterator
 
@@ -18,8 +18,15 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="package")
 def service(collector: Collector) -> Iterator[Service]:
-    """The shipped configuration, as `make serve` runs it. It traces the requests of clients that trace theirs."""
-    with running_service(tiny_pair_config(telemetry={"endpoint": collector.endpoint, "sample_ratio": 0.0})) as running:
+    """The shipped configuration, but always drafting, for all at once. It traces for clients that trace.
+
+    Left to itself it does not draft where that does not pay, as on a machine that is busy with other tests.
+    """
+    config = tiny_pair_config(
+        telemetry={"endpoint": collector.endpoint, "sample_ratio": 0.0},
+        speculation={"draft_length_policy": "fixed", "bench_drafters": False, "max_cohorts": 1},
+    )
+    with running_service(config) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness import Service, running_service, stop, tiny_pair_config
 from tests.end_to_end.requests import TIMEOUT, body, stream
-from tests.end_to_end.test_lifecycle import wait_until
+from tests.limits import HANG_S, wait_until
 
 SLOW = {"emulated": {"base_ms": 40.0, "token_ms": 0.0}}
 
@@ -60,7 +60,7 @@ def test_ctrl_c_drains_and_a_second_one_ends_every_process() -> None:
                     await read_on(long)
                 assert not any(reasons)
 
-        asyncio.run(asyncio.wait_for(run(), 240))
+        asyncio.run(asyncio.wait_for(run(), HANG_S))
         assert stop(mine.process) == 0
         log = mine.log.read_text()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))

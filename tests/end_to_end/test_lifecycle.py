@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,7 @@ from benchmarks.harness import ROOT, Service, tiny_pair_config
 from benchmarks.idle import leftovers
 from deployments.local_cluster import free_port
 from tests.end_to_end.requests import SEEDED, TIMEOUT, ask_all, body, ids_of, stream
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Poll until `condition` holds; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "not reached in time"
-        time.sleep(0.1)
+from tests.limits import wait_until
 
 
 def workers_of(service: Service, role: str) -> list[dict[str, Any]]:
@@ -78,7 +69,7 @@ def test_closing_half_of_the_streams_frees_their_kv_at_once(service: Service, pr
             return list(await asyncio.gather(*pending))
 
     read_ids = asyncio.run(run())
-    wait_until(lambda: is_idle(service), timeout_s=10.0)
+    wait_until(lambda: is_idle(service))
     alone = list(map(ids_of, ask_all(service, requests)))
     assert all(ids == alone[index][: len(ids)] for index, ids in enumerate(read_ids))
     assert [len(ids) for ids in read_ids[::2]] == [len(ids) for ids in alone[::2]]
@@ -87,7 +78,7 @@ def test_closing_half_of_the_streams_frees_their_kv_at_once(service: Service, pr
 def test_a_client_that_leaves_a_whole_answer_frees_its_kv(service: Service, prompts: list[str]) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{service.url}/v1/completions", json=body(prompts[0], SEEDED, max_tokens=700), timeout=0.7)
-    wait_until(lambda: is_idle(service), timeout_s=10.0)
+    wait_until(lambda: is_idle(service))
 
 
 def test_the_official_client_completes_chats_streams_and_gets_typed_errors(service: Service) -> None:
@@ -121,7 +112,7 @@ def test_the_official_client_completes_chats_streams_and_gets_typed_errors(servi
 
 def test_a_prompt_over_the_context_is_refused_before_a_stream_opens(service: Service) -> None:
     request = {"prompt": [1] * 1020, "max_tokens": 60, "stream": True}
-    answer = httpx.post(f"{service.url}/v1/completions", json=request, timeout=30.0)
+    answer = httpx.post(f"{service.url}/v1/completions", json=request, timeout=TIMEOUT)
     assert answer.status_code == 400
     assert all(number in answer.json()["error"]["message"] for number in ("1024", "1020", "60"))
 

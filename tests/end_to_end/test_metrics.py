@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness import Service, ray_metrics_address
 from tests.end_to_end.requests import SEEDED, ask_all, body
-from tests.end_to_end.test_lifecycle import wait_until
+from tests.limits import HANG_S, wait_until
 from workers.metrics.catalogue import CATALOGUE
 
 LABELS = {"le", *(label for metric in CATALOGUE for label in metric.labels)}
@@ -14,7 +14,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def scrape(url: str, prefix: str) -> Samples:
     """All samples of the catalogue's metrics, without the labels that an exporter adds."""
-    text = httpx.get(url, timeout=30.0).raise_for_status().text
+    text = httpx.get(url, timeout=HANG_S).raise_for_status().text
     return {
         (sample.name.removeprefix(prefix), frozenset(pair for pair in sample.labels.items() if pair[0] in LABELS)): (
             sample.value

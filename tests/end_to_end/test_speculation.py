@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.harness import Service, running_service, tiny_pair_config
+from benchmarks.harness import Service
 from tests.end_to_end.requests import GREEDY, SEEDED, TIMEOUT, ask_all, body, ids_of, stream
 
 SAMPLINGS = {"greedy": GREEDY, "seeded": SEEDED, "filtered": {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 7}}
@@ -66,17 +66,3 @@ def test_a_stop_string_ends_inside_a_block_the_same_way_with_and_without_drafts(
         assert drafted["choices"][0]["text"] == text[: text.index(stop)]
         ends.append(drafted["choices"][0]["finish_reason"])
     assert set(ends) == {"stop"}
-
-
-def test_two_tensor_parallel_ranks_give_the_ids_of_one(service: Service, prompts: list[str]) -> None:
-    requests = [body(prompt, sampling, max_tokens=24) for prompt in prompts[:8] for sampling in (GREEDY, SEEDED)]
-    one = ask_all(service, requests)
-    with running_service(tiny_pair_config(target={"tensor_parallel_size": 2})) as two_ranks:
-        assert list(map(ids_of, ask_all(two_ranks, requests))) == list(map(ids_of, one))
-        assert len(worker(two_ranks, "target")["registration"]["process_ids"]) == 2
-
-
-def worker(service: Service, role: str) -> dict[str, Any]:
-    """The status entry of the only worker of a role."""
-    (entry,) = [entry for entry in service.status()["workers"] if entry["registration"]["role"] == role]
-    return dict(entry)

@@ -13,7 +13,7 @@ import pytest
 from transformers import LlamaConfig
 
 from tests.engine.tiny_models import TinyModel, save_model
-from tests.engine.whole_rounds import InProcessLink, noisy_copy, prompts, registration, request, run_all
+from tests.engine.whole_rounds import InProcessLink, noisy_copy, prompts, registration, request, run_all, run_rounds
 from tests.fakes import byte_tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.decoding.grammar import GrammarCompiler, GrammarMasks
@@ -222,7 +222,7 @@ def last_events(target: Engine, requests: list[GenerationRequest]) -> list[Gener
         await router.close()
         return list(found)
 
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    return run_rounds(run)
 
 
 def test_a_grammar_of_which_bans_leave_nothing_ends_its_sequence_alone(load: LoadEngine) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workers.engine.pair import check_pair, tokenizer_fingerprint
+from workers.engine.pair import check_pair
 from workers.errors import ConfigurationError
 
 Change = Callable[[dict[str, Any]], None]
@@ -74,7 +74,6 @@ def test_any_difference_in_what_ids_mean_is_refused_in_one_line(change: Change, 
     assert "\n" not in str(caught.value)
     assert target in str(caught.value)
     assert drafter in str(caught.value)
-    assert tokenizer_fingerprint(target) != tokenizer_fingerprint(drafter)
 
 
 def test_the_first_token_with_another_id_is_named(tmp_path: Path) -> None:
@@ -91,7 +90,6 @@ def test_the_way_a_tokenizer_is_written_does_not_matter(tmp_path: Path) -> None:
 
     target, drafter = save(tmp_path / "target"), save(tmp_path / "drafter", write_differently, vocab_size=64)
     check_pair(target, drafter)
-    assert tokenizer_fingerprint(target) == tokenizer_fingerprint(drafter)
 
 
 @pytest.mark.parametrize("narrow", ["target", "drafter"])

@@ -1,6 +1,5 @@
 """Prefix caching in whole rounds: the same ids with and without, real hits, and nothing bad that spreads."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from tests.engine.tiny_models import TinyModel
-from tests.engine.whole_rounds import InProcessLink, noisy_copy, registration, request, run_all
+from tests.engine.whole_rounds import InProcessLink, noisy_copy, registration, request, run_all, run_rounds
 from tests.fakes import byte_tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter
@@ -152,7 +151,7 @@ def events_of(engine: Engine, requests: Sequence[GenerationRequest], link: type[
         await router.close()
         return events, verifier.stats()
 
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    return run_rounds(run)
 
 
 def test_a_prompt_that_is_scored_is_read_whole_and_found_by_others(load_engine: LoadEngine) -> None:
@@ -251,7 +250,7 @@ def test_a_sequence_that_moves_to_another_target_looks_up_its_answer_there_too(l
         await router.close()
         return events, verifier.stats()
 
-    events, stats = asyncio.run(asyncio.wait_for(run(), 30))
+    events, stats = run_rounds(run)
     plain, _ = run_all(load_engine(prefix_caching=False), None, [each], RouterConfig())
     assert tokens_of(events) == plain[0].ids
     assert stats.prefix_cache_hits == 64

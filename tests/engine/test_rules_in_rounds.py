@@ -17,7 +17,16 @@ from transformers.generation.logits_process import (
 )
 
 from tests.engine.tiny_models import VOCABULARY, TinyModel
-from tests.engine.whole_rounds import InProcessLink, Outcome, noisy_copy, prompts, registration, request, run_all
+from tests.engine.whole_rounds import (
+    InProcessLink,
+    Outcome,
+    noisy_copy,
+    prompts,
+    registration,
+    request,
+    run_all,
+    run_rounds,
+)
 from tests.fakes import byte_tokenizer
 from workers.decoding import logit_rules
 from workers.decoding.detokenizer import IncrementalDetokenizer
@@ -229,7 +238,7 @@ def test_options_that_ban_everything_end_their_sequence_alone_and_with_the_reaso
         await router.close()
         return list(collected)
 
-    first, second, neighbour = asyncio.run(asyncio.wait_for(run(), 30))
+    first, second, neighbour = run_rounds(run)
     for events in (first, second):
         assert isinstance(events[-1], GenerationFailed)
         assert events[-1].code == "sequence_fault" and "ban all of them" in events[-1].message

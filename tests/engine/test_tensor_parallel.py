@@ -17,13 +17,14 @@ import torch
 
 from tests.engine.tensor_parallel_lead import step_input
 from tests.engine.tiny_models import FAMILIES, TinyModel, save_model
+from tests.limits import HANG_S
 from workers.engine.engine import Engine
 from workers.engine.step import AcceptedPath, StepInput
 from workers.engine.tensor_parallel import check_tensor_parallel
 from workers.errors import ConfigurationError
 from workers.messages import token_ids
 
-TIMEOUT_S = 8.0
+TIMEOUT_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -72,6 +73,14 @@ def ranks(folder: Path, timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
             process.communicate()
 
 
+@pytest.fixture(scope="module")
+def group(tiny_llama: TinyModel) -> Iterator[Group]:
+    """Two ranks that have loaded, for tests that leave them alive."""
+    with ranks(tiny_llama.folder) as loaded:
+        loaded.answer()
+        yield loaded
+
+
 def test_two_ranks_give_the_logits_of_one_across_an_idle_time_longer_than_the_timeout(
     tiny_llama: TinyModel, load_engine: Callable[..., Engine]
 ) -> None:
@@ -83,18 +92,18 @@ def test_two_ranks_give_the_logits_of_one_across_an_idle_time_longer_than_the_ti
     alone = load_engine()
     alone.start(1)
     alone.start(2)
-    with ranks(tiny_llama.folder, timeout_s=4.0) as group:
+    with ranks(tiny_llama.folder, timeout_s=8.0) as group:
         assert group.answer()["ready"] == 2 * alone.total_blocks  # half the heads, twice the blocks
         for step in steps:
             expected = alone.forward([StepInput(one, first, token_ids(ids), rows) for one, first, ids, rows in step])
             torch.testing.assert_close(torch.tensor(group.ask({"steps": step})), expected, atol=1e-5, rtol=0)
             if step is steps[0]:
-                group.ask({"sleep_s": 5.0})
+                group.ask({"sleep_s": 10.0})
         group.ask({"close": True})
-        assert group.follower.wait(timeout=5) == 0
+        assert group.follower.wait(timeout=HANG_S) == 0
 
 
-def test_two_ranks_keep_the_same_paths_of_trees(tiny_llama: TinyModel, load_engine: Callable[..., Engine]) -> None:
+def test_two_ranks_keep_the_same_paths_of_trees(group: Group, load_engine: Callable[..., Engine]) -> None:
     parents = [-1, -1, 0, 1, 3, 2]
     rounds: list[tuple[list[Any], list[Any]]] = [
         # Paths that have to be copied, that are in place, and that are empty; a chain beside them.
@@ -111,50 +120,39 @@ def test_two_ranks_keep_the_same_paths_of_trees(tiny_llama: TinyModel, load_engi
     alone = load_engine()
     for sequence_id in (1, 2, 3):
         alone.start(sequence_id)
-    with ranks(tiny_llama.folder) as group:
-        group.answer()
-        for steps, kept in rounds:
-            expected = alone.forward([step_input(*each) for each in steps])
-            torch.testing.assert_close(torch.tensor(group.ask({"steps": steps})), expected, atol=1e-5, rtol=0)
-            alone.keep_paths([AcceptedPath(one, first, token_ids(nodes)) for one, first, nodes in kept])
-            assert group.ask({"keep": kept}) is None
-        group.ask({"close": True})
-        assert group.follower.wait(timeout=5) == 0
+    for steps, kept in rounds:
+        expected = alone.forward([step_input(*each) for each in steps])
+        torch.testing.assert_close(torch.tensor(group.ask({"steps": steps})), expected, atol=1e-5, rtol=0)
+        alone.keep_paths([AcceptedPath(one, first, token_ids(nodes)) for one, first, nodes in kept])
+        assert group.ask({"keep": kept}) is None
 
 
 def test_two_ranks_share_a_prefix_and_copy_the_block_that_one_sequence_rolls_back_into(
-    tiny_llama: TinyModel, load_engine: Callable[..., Engine]
+    group: Group, load_engine: Callable[..., Engine]
 ) -> None:
     prompt = list(range(1, 33))
     alone = load_engine(prefix_caching=False)
-    with ranks(tiny_llama.folder) as group:
-        group.answer()
-        group.ask({"steps": [[1, 0, prompt, 1]]})
-        group.ask({"publish": [1, prompt]})
-        assert group.ask({"start": [2, [*prompt, 40]]}) == 32
-        alone.start(1)
-        alone.start(2)
-        alone.forward([StepInput(one, 0, token_ids(prompt), 1) for one in (1, 2)])
-        for steps in (
-            [[2, 32, [40, 41], 2]],
-            [[1, 32, [50], 1], [2, 30, [60, 61], 2]],
-            [[1, 33, [3], 1], [2, 32, [4], 1]],
-        ):
-            expected = alone.forward([StepInput(one, first, token_ids(ids), rows) for one, first, ids, rows in steps])
-            torch.testing.assert_close(torch.tensor(group.ask({"steps": steps})), expected, atol=1e-5, rtol=0)
-        group.ask({"close": True})
-        assert group.follower.wait(timeout=5) == 0
+    group.ask({"steps": [[11, 0, prompt, 1]]})
+    group.ask({"publish": [11, prompt]})
+    assert group.ask({"start": [12, [*prompt, 40]]}) == 32
+    alone.start(11)
+    alone.start(12)
+    alone.forward([StepInput(one, 0, token_ids(prompt), 1) for one in (11, 12)])
+    for steps in (
+        [[12, 32, [40, 41], 2]],
+        [[11, 32, [50], 1], [12, 30, [60, 61], 2]],
+        [[11, 33, [3], 1], [12, 32, [4], 1]],
+    ):
+        expected = alone.forward([StepInput(one, first, token_ids(ids), rows) for one, first, ids, rows in steps])
+        torch.testing.assert_close(torch.tensor(group.ask({"steps": steps})), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="says what is mapped on Linux only")
-def test_a_rank_holds_no_more_than_its_share_of_the_weights(tiny_llama: TinyModel) -> None:
+def test_a_rank_holds_no_more_than_its_share_of_the_weights(tiny_llama: TinyModel, group: Group) -> None:
     sizes = {name: 4 * parameter.numel() for name, parameter in tiny_llama.reference.named_parameters()}
     norms = sum(size for name, size in sizes.items() if "norm" in name)
     share = norms + (sum(sizes.values()) - norms) / 2
-    with ranks(tiny_llama.folder) as group:
-        group.answer()
-        mapped, owned = group.ask({"weights": True})
-        group.ask({"close": True})
+    mapped, owned = group.ask({"weights": True})
     # Rows of a matrix are mapped as they lie in the file; columns are gathered into memory of the rank's own.
     assert 0 < mapped < share
     assert mapped + owned == pytest.approx(share, rel=0.01)

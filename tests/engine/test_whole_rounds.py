@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine.tiny_models import CONTEXT, FAMILIES, TinyModel
-from tests.engine.whole_rounds import InProcessLink, noisy_copy, prompts, registration, request, run_all
+from tests.engine.whole_rounds import InProcessLink, noisy_copy, prompts, registration, request, run_all, run_rounds
 from tests.fakes import byte_tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.engine.engine import Engine
@@ -124,7 +124,7 @@ def test_logits_that_are_not_finite_end_their_sequence_alone_and_leave_nothing_i
         await router.close()
         return list(events)
 
-    bad, *good = asyncio.run(asyncio.wait_for(run(), 30))
+    bad, *good = run_rounds(run)
     assert isinstance(bad, GenerationFailed)
     assert "not finite" in bad.message
     assert not any(isinstance(event, GenerationFailed) for event in good)

@@ -2,15 +2,17 @@
 
 import asyncio
 import copy
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from deployments.in_process import InProcessLink, registration
 from tests.engine.tiny_models import TinyModel
 from tests.fakes import byte_tokenizer
+from tests.fakes.virtual_time import run_virtually
+from tests.limits import HANG_S
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter
 from workers.engine.engine import Engine
@@ -30,6 +32,7 @@ from workers.messages import (
 from workers.router.config import RouterConfig
 from workers.router.router import Router
 
+T = TypeVar("T")
 __all__ = ["InProcessLink", "registration"]
 
 
@@ -49,6 +52,11 @@ async def generate(router: Router, request: GenerationRequest) -> Outcome:
         if event.finish_reason is not None and event.usage is not None:
             return Outcome(ids, event.finish_reason, event.usage)
     raise AssertionError("the generation ended without a reason")
+
+
+def run_rounds(test: Callable[[], Awaitable[T]]) -> T:
+    """Run a test body in virtual time: what the router decides does not depend on how fast this machine computes."""
+    return run_virtually(lambda _: asyncio.wait_for(test(), HANG_S))
 
 
 def run_all(
@@ -73,7 +81,7 @@ def run_all(
         await router.close()
         return list(outcomes), [worker.stats() for worker in workers]
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
+    return run_rounds(run)
 
 
 def request(prompt: list[int], sampling: SamplingParams, max_tokens: int = 24, **options: Any) -> GenerationRequest:

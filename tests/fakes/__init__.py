@@ -14,14 +14,13 @@ from tests.fakes.toy import (
     toy_logprobs,
     toy_next,
 )
+from tests.fakes.troubles import HeldSequence, Poison, Trouble
 from tests.fakes.workers import (
-    HeldSequence,
     ProtocolViolation,
     ScriptedDrafter,
     ScriptedTarget,
     ScriptedWorker,
     SwayedTarget,
-    Trouble,
 )
 
 __all__ = [
@@ -36,6 +35,7 @@ __all__ = [
     "HangingLink",
     "HeldSequence",
     "HoldingLink",
+    "Poison",
     "ProtocolViolation",
     "Script",
     "ScriptedDrafter",

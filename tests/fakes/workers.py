@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import TypeAlias
 
 from tests.fakes.toy import FIRST_TOY_OUTPUT, TOY_VOCABULARY, Guess, toy_logprobs, toy_lookup, toy_next
+from tests.fakes.troubles import HeldSequence, Poison, StepRequest, Trouble
 from workers.errors import DeadlineExceededError, LinkClosedError, LinkError
 from workers.messages import (
     Branch,
@@ -20,7 +19,6 @@ from workers.messages import (
     ProposeRequest,
     ProposeResponse,
     ReleaseRequest,
-    SamplingParams,
     StatsRequest,
     TokenLogprobs,
     VerifiedItem,
@@ -35,30 +33,9 @@ from workers.messages import (
     token_ids,
 )
 
-StepRequest: TypeAlias = ProposeRequest | DraftAheadRequest | VerifyRequest
-
-
-class Trouble(Enum):
-    """What may befall a worker's step."""
-
-    DEATH = "the process is gone, and its state with it"
-    TIMEOUT = "the step is done, and the answer comes too late"
-    ERROR = "the step raises"
-    FORGET = "the worker has lost its sequences"
-    STALE = "an answer of an older epoch arrives, with tokens of then"
-
 
 class ProtocolViolation(AssertionError):
     """The router sent what a real worker could not follow."""
-
-
-@dataclass
-class HeldSequence:
-    """What a worker's KV holds of a sequence."""
-
-    sampling: SamplingParams
-    tokens: list[int] = field(default_factory=list)
-    cached: list[int] = field(default_factory=list)  # of them, what was found when the last step began
 
 
 @dataclass
@@ -66,6 +43,7 @@ class ScriptedWorker:
     """A link and the worker at its end. The state changes as messages are sent, in order; answers take `delay_s`.
 
     `troubles` gives what happens at which step (counted from 0 over the worker's lives); `every_step` at all others.
+    What is in a step may be `poison`; `poisonings` are the numbers of sequences in such steps.
     A `trusting` worker reads tokens that the toy target would not have drawn. One with `prefix_caching` remembers the
     prefixes of whole blocks that it has read, as long as it lives.
     """
@@ -80,12 +58,14 @@ class ScriptedWorker:
     delay_s: float = 0.0
     troubles: dict[int, Trouble] = field(default_factory=dict)
     every_step: Trouble | None = None
+    poison: Poison | None = None
     dead: bool = False
     trusting: bool = False
     prefix_caching: bool = False
     prefix_hits: int = 0
     remembered: set[tuple[int, ...]] = field(default_factory=set)
     steps: int = 0
+    poisonings: list[int] = field(default_factory=list)
     held: dict[int, HeldSequence] = field(default_factory=dict)
     messages: list[WorkerRequest] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -133,6 +113,9 @@ class ScriptedWorker:
 
     async def _step(self, message: StepRequest, deadline_s: float) -> WorkerResponse:
         trouble = self.troubles.get(self.steps, self.every_step)
+        if self.poison is not None and self.poison.is_in(message, self.held):
+            self.poisonings.append(len(message.items))
+            trouble = self.poison.trouble
         self.steps += 1
         if trouble is Trouble.DEATH:
             self.die()

@@ -17,6 +17,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import parse_config
+from deployments.local_cluster import RAY_SETTINGS
 from deployments.serve_config import read_serve_config
 from tests.k8s.crd_schema import problems, schema_of
 from tests.k8s.manifests import K8S, Document, Manifests, composed, kustomize_command, read, rendered
@@ -71,6 +72,12 @@ def test_every_file_is_yaml_and_core_kinds_are_complete_where_they_are_no_patche
 def test_pods_of_the_base_and_its_components_are_valid_without_rendering() -> None:
     for pod in pods_of(composed()):
         strictly_validated(pod)
+
+
+def test_every_ray_process_runs_with_the_settings_of_leadout_serve() -> None:
+    for _, container in composed().ray_containers():
+        values = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert RAY_SETTINGS.items() <= values.items()
 
 
 @pytest.mark.parametrize("file", ["base/serve.yaml", "overlays/a100-l4/serve.yaml"])

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import zmq
 
 from benchmarks.harness import ROOT
+from tests.limits import HANG_S
 from workers.links.curve import KeyPair
 from workers.links.zmq_link import ZmqLink
 from workers.links.zmq_server import ZmqServer
@@ -24,8 +25,6 @@ from workers.messages import (
     WorkerStats,
 )
 
-OPEN_TIMEOUT_S = 20.0
-LONG_S = 30.0
 STATS = WorkerStats(0, 7, 7)
 KEYS = KeyPair.generate()
 Handler = Callable[[WorkerRequest], WorkerResponse | None]
@@ -47,7 +46,7 @@ async def linked(address: LinkAddress, keys: KeyPair = KEYS) -> AsyncIterator[Zm
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = ZmqLink(context, keys, address)
     try:
-        await link.opened(OPEN_TIMEOUT_S)
+        await link.opened(HANG_S)
         yield link
     finally:
         link.close()
@@ -113,10 +112,10 @@ class Gate:
         self.handled.append(message)
         if isinstance(message, ReleaseRequest):
             self.entered.set()
-            assert self.open.wait(LONG_S)
+            assert self.open.wait(HANG_S)
             return None
         return count(message)
 
     async def is_entered(self) -> None:
         """Wait until a release is being answered."""
-        assert await asyncio.to_thread(self.entered.wait, LONG_S)
+        assert await asyncio.to_thread(self.entered.wait, HANG_S)

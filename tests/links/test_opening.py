@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
+from tests.limits import HANG_S
 from tests.links.helpers import serving
 from workers.errors import ConfigurationError, LinkClosedError
 from workers.links import opening
@@ -87,7 +88,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("choice", ["auto", "zmq"])
 def test_zeromq_is_used_where_it_can_be_and_opened_once(choice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", HANG_S)
 
     async def run() -> None:
         worker, links = Served(), WorkerLinks(choice)
@@ -96,11 +97,11 @@ def test_zeromq_is_used_where_it_can_be_and_opened_once(choice: Any, monkeypatch
         assert first is second
         assert worker.opened == 1
         assert links.kind_of("draft-0") == "zmq"
-        assert await first.call(StatsRequest(), 10.0) == STATS
+        assert await first.call(StatsRequest(), HANG_S) == STATS
         links.close("draft-0")
         assert links.kind_of("draft-0") is None
         with pytest.raises(LinkClosedError):
-            await first.call(StatsRequest(), 10.0)
+            await first.call(StatsRequest(), HANG_S)
         links.close_all()
         worker.server.close()
 
@@ -112,7 +113,7 @@ def test_ray_opens_no_port() -> None:
         links = WorkerLinks("ray")
         link = await links.link_to("draft-0", LocalActor(failing))
         assert isinstance(link, RayLink)
-        assert await link.call(StatsRequest(), 10.0) == STATS
+        assert await link.call(StatsRequest(), HANG_S) == STATS
         assert links.kind_of("draft-0") == "ray"
 
     asyncio.run(run())
@@ -130,7 +131,7 @@ def test_where_zeromq_fails_auto_takes_ray_and_warns_once_by_name(
         for _ in range(3):
             link = await links.link_to("draft-0", LocalActor(open_link))
         assert isinstance(link, RayLink)
-        assert await link.call(StatsRequest(), 10.0) == STATS
+        assert await link.call(StatsRequest(), HANG_S) == STATS
         links.close_all()
 
     with caplog.at_level(logging.WARNING):
@@ -194,13 +195,14 @@ def test_a_link_that_stays_lost_is_opened_anew_and_forgotten_when_its_worker_is_
         again = await links.link_to("draft-0", second.actor)
         assert again is not lost
         assert isinstance(again, ZmqLink)
-        assert await again.call(StatsRequest(), 10.0) == STATS
+        assert await again.call(StatsRequest(), HANG_S) == STATS
         second.server.close()
         await is_lost(again)
         monkeypatch.setattr(opening, "FORGET_AFTER_S", 0.0)
+        monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 0.4)
         await links.link_to("draft-1", LocalActor(unreachable))
         assert links.kind_of("draft-0") is None
         links.close_all()
 
-    monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", HANG_S)
     asyncio.run(run())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.limits import HANG_S
 from tests.links.helpers import KEYS, Handler, linked
 from workers import draft_worker, target_worker
 from workers.draft_worker import DraftWorker
@@ -27,7 +28,6 @@ from workers.messages import (
 )
 from workers.target_worker import TargetWorker
 
-LONG_S = 30.0
 LIMITS = SimpleNamespace(vocabulary_size=8, context_length=64, block_tokens=16, total_blocks=4)
 
 
@@ -98,7 +98,7 @@ def worker(
         made.load()
         return made, model, ProposeRequest(())
     made = TargetWorker("target-0", "tiny", spec, 0)  # type: ignore[arg-type]
-    made.load(("127.0.0.1", 1), LONG_S)
+    made.load(("127.0.0.1", 1), HANG_S)
     return made, model, VerifyRequest(())
 
 
@@ -107,7 +107,7 @@ def test_messages_of_both_links_are_handled_one_at_a_time(worker: tuple[Any, Slo
 
     async def run() -> None:
         async with linked(actor.open_link(KEYS.public)) as link:
-            over_zmq = [link.call(step, LONG_S) for _ in range(5)]
+            over_zmq = [link.call(step, HANG_S) for _ in range(5)]
             over_ray = [asyncio.to_thread(actor.handle, step) for _ in range(5)]
             answers = await asyncio.gather(*over_zmq, *over_ray)
         assert all(answer.compute_ms == 1.0 for answer in answers)
@@ -121,14 +121,14 @@ def test_a_link_is_opened_while_a_step_runs_and_its_messages_wait_for_the_end(
 ) -> None:
     actor, model, step = worker
     finish = threading.Event()
-    monkeypatch.setattr(time, "sleep", lambda seconds: finish.wait(LONG_S))
+    monkeypatch.setattr(time, "sleep", lambda seconds: finish.wait(HANG_S))
 
     async def run() -> None:
         running = asyncio.create_task(asyncio.to_thread(actor.handle, step))
-        assert await asyncio.to_thread(model.started.wait, LONG_S)
+        assert await asyncio.to_thread(model.started.wait, HANG_S)
         async with linked(actor.open_link(KEYS.public)) as link:
-            stats = asyncio.create_task(link.call(StatsRequest(), LONG_S))
-            release = asyncio.create_task(link.call(ReleaseRequest(None), LONG_S))
+            stats = asyncio.create_task(link.call(StatsRequest(), HANG_S))
+            release = asyncio.create_task(link.call(ReleaseRequest(None), HANG_S))
             await asyncio.sleep(0.05)
             assert model.steps == 0
             assert not stats.done()
@@ -146,6 +146,6 @@ def test_what_a_worker_does_not_answer_is_an_error_over_zeromq_too(worker: tuple
     async def run() -> None:
         async with linked(actor.open_link(KEYS.public)) as link:
             with pytest.raises(LinkError, match="SlowModel does not answer DraftAheadRequest"):
-                await link.call(DraftAheadRequest(()), LONG_S)
+                await link.call(DraftAheadRequest(()), HANG_S)
 
     asyncio.run(run())

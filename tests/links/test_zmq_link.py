@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
+from tests.limits import HANG_S
 from tests.links.helpers import (
     KEYS,
-    LONG_S,
     STATS,
     Gate,
     count,
@@ -36,11 +36,11 @@ def test_answers_come_back_with_their_arrays() -> None:
         with serving(count) as address:
             async with linked(address) as link:
                 tokens = token_ids(list(range(50_000)))
-                answer = await link.call(VerifyRequest((VerifyItem(1, 2, 0, tokens),)), LONG_S)
+                answer = await link.call(VerifyRequest((VerifyItem(1, 2, 0, tokens),)), HANG_S)
                 assert isinstance(answer, VerifyResponse)
                 np.testing.assert_array_equal(answer.items[0].token_ids, tokens)
-                assert await link.call(StatsRequest(), LONG_S) == STATS
-                assert await link.call(ReleaseRequest(None), LONG_S) is None
+                assert await link.call(StatsRequest(), HANG_S) == STATS
+                assert await link.call(ReleaseRequest(None), HANG_S) is None
 
     asyncio.run(run())
 
@@ -52,7 +52,7 @@ def test_a_worker_can_listen_on_an_ipv6_address() -> None:
         except LinkError:
             pytest.skip("this machine has no IPv6")
         async with linked(server.admit(KEYS.public)) as link:
-            assert await link.call(StatsRequest(), LONG_S) == STATS
+            assert await link.call(StatsRequest(), HANG_S) == STATS
         server.close()
 
     asyncio.run(run())
@@ -68,9 +68,9 @@ def test_what_the_worker_raises_is_a_link_error_with_its_words_and_the_link_goes
         with serving(broken) as address:
             async with linked(address) as link:
                 with pytest.raises(LinkError, match=r"^the worker failed: ValueError\('no such sequence'\)$") as raised:
-                    await link.call(ReleaseRequest(None), LONG_S)
+                    await link.call(ReleaseRequest(None), HANG_S)
                 assert type(raised.value) is LinkError
-                assert await link.call(StatsRequest(), LONG_S) == STATS
+                assert await link.call(StatsRequest(), HANG_S) == STATS
 
     asyncio.run(run())
 
@@ -80,7 +80,7 @@ def test_an_answer_that_cannot_be_sent_is_a_link_error() -> None:
         with serving(lambda message: "done") as address:  # type: ignore[arg-type,return-value]
             async with linked(address) as link:
                 with pytest.raises(LinkError, match=r"the worker failed: .*str"):
-                    await link.call(StatsRequest(), LONG_S)
+                    await link.call(StatsRequest(), HANG_S)
 
     asyncio.run(run())
 
@@ -92,10 +92,10 @@ def test_a_deadline_ends_the_wait_and_the_late_answer_is_dropped() -> None:
             async with linked(address) as link:
                 with pytest.raises(DeadlineExceededError, match=r"no answer to ReleaseRequest within 0\.05 s"):
                     await link.call(ReleaseRequest((1,)), 0.05)
-                later = asyncio.create_task(link.call(StatsRequest(), LONG_S))
+                later = asyncio.create_task(link.call(StatsRequest(), HANG_S))
                 gate.open.set()
                 assert await later == STATS
-                assert await link.call(StatsRequest(), LONG_S) == STATS
+                assert await link.call(StatsRequest(), HANG_S) == STATS
         assert gate.handled == [ReleaseRequest((1,)), StatsRequest(), StatsRequest()]
 
     asyncio.run(run())
@@ -106,13 +106,13 @@ def test_a_cancelled_call_leaves_the_link_usable() -> None:
         gate = Gate()
         with serving(gate) as address:
             async with linked(address) as link:
-                call = asyncio.create_task(link.call(ReleaseRequest((1,)), LONG_S))
+                call = asyncio.create_task(link.call(ReleaseRequest((1,)), HANG_S))
                 await gate.is_entered()
                 call.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await call
                 gate.open.set()
-                assert await link.call(StatsRequest(), LONG_S) == STATS
+                assert await link.call(StatsRequest(), HANG_S) == STATS
 
     asyncio.run(run())
 
@@ -124,14 +124,14 @@ def test_a_thousand_calls_in_flight_are_handled_in_order_and_each_gets_its_own_a
 
         def echo(message: WorkerRequest) -> WorkerResponse | None:
             assert isinstance(message, VerifyRequest)
-            assert first.wait(LONG_S)
+            assert first.wait(HANG_S)
             seen.append(message.items[0].sequence_id)
             return count(message)
 
         with serving(echo) as address:
             async with linked(address) as link:
                 requests = [VerifyRequest((VerifyItem(number, 0, 0, token_ids([number])),)) for number in range(1000)]
-                calls = [asyncio.create_task(link.call(request, LONG_S)) for request in requests]
+                calls = [asyncio.create_task(link.call(request, HANG_S)) for request in requests]
                 await asyncio.sleep(0)
                 first.set()
                 answers = await asyncio.gather(*calls)

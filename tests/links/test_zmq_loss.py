@@ -7,10 +7,9 @@ import threading
 import psutil
 import pytest
 
+from tests.limits import HANG_S
 from tests.links.helpers import (
     KEYS,
-    LONG_S,
-    OPEN_TIMEOUT_S,
     STATS,
     Gate,
     count,
@@ -42,14 +41,14 @@ async def stop(process: asyncio.subprocess.Process) -> None:
 def test_a_killed_worker_is_noticed_at_once() -> None:
     async def run() -> None:
         async with worker_process() as (address, process), linked(address) as link:
-            assert await link.call(StatsRequest(), LONG_S) == STATS
+            assert await link.call(StatsRequest(), HANG_S) == STATS
             call = asyncio.create_task(link.call(ReleaseRequest((60_000,)), 600.0))
             await asyncio.sleep(0.1)
             process.send_signal(signal.SIGKILL)
             with pytest.raises(LinkClosedError):
-                await asyncio.wait_for(call, LONG_S)
+                await asyncio.wait_for(call, HANG_S)
             with pytest.raises(LinkClosedError):
-                await link.call(StatsRequest(), LONG_S)
+                await link.call(StatsRequest(), HANG_S)
             assert link.lost_for_s() > 0
 
     asyncio.run(run())
@@ -58,12 +57,12 @@ def test_a_killed_worker_is_noticed_at_once() -> None:
 def test_a_stopped_worker_is_a_deadline_and_answers_again_when_it_goes_on() -> None:
     async def run() -> None:
         async with worker_process() as (address, process), linked(address) as link:
-            assert await link.call(StatsRequest(), LONG_S) == STATS
+            assert await link.call(StatsRequest(), HANG_S) == STATS
             await stop(process)
             with pytest.raises(DeadlineExceededError):
                 await link.call(StatsRequest(), 0.3)
             process.send_signal(signal.SIGCONT)
-            assert await link.call(StatsRequest(), LONG_S) == STATS
+            assert await link.call(StatsRequest(), HANG_S) == STATS
 
     asyncio.run(run())
 
@@ -74,10 +73,10 @@ def test_a_silent_worker_is_lost_before_a_long_deadline(monkeypatch: pytest.Monk
 
     async def run() -> None:
         async with worker_process() as (address, process), linked(address) as link:
-            assert await link.call(StatsRequest(), LONG_S) == STATS
+            assert await link.call(StatsRequest(), HANG_S) == STATS
             await stop(process)
             with pytest.raises(LinkClosedError):
-                await asyncio.wait_for(link.call(StatsRequest(), 600.0), LONG_S)
+                await asyncio.wait_for(link.call(StatsRequest(), 600.0), HANG_S)
 
     asyncio.run(run())
 
@@ -88,7 +87,7 @@ def test_a_long_step_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         async with worker_process() as (address, _), linked(address) as link:
-            assert await link.call(ReleaseRequest((1_000,)), LONG_S) is None
+            assert await link.call(ReleaseRequest((1_000,)), HANG_S) is None
 
     asyncio.run(run())
 
@@ -98,7 +97,7 @@ def test_a_server_that_closes_finishes_its_step_and_fails_the_calls_behind() -> 
         before, gate = server_threads(), Gate()
         server = ZmqServer("127.0.0.1", gate)
         async with linked(server.admit(KEYS.public)) as link:
-            calls = [asyncio.create_task(link.call(ReleaseRequest((number,)), LONG_S)) for number in range(3)]
+            calls = [asyncio.create_task(link.call(ReleaseRequest((number,)), HANG_S)) for number in range(3)]
             await gate.is_entered()
             closing = asyncio.create_task(asyncio.to_thread(server.close))
             await asyncio.sleep(0.05)
@@ -117,14 +116,14 @@ def test_closing_a_link_fails_its_calls_and_leaves_nothing_behind() -> None:
         gate = Gate()
         with serving(gate) as address:
             async with linked(address) as link:
-                call = asyncio.create_task(link.call(ReleaseRequest((1,)), LONG_S))
+                call = asyncio.create_task(link.call(ReleaseRequest((1,)), HANG_S))
                 await gate.is_entered()
                 link.close()
                 link.close()
                 with pytest.raises(LinkClosedError):
                     await call
                 with pytest.raises(LinkClosedError):
-                    await link.call(StatsRequest(), LONG_S)
+                    await link.call(StatsRequest(), HANG_S)
             gate.open.set()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -174,13 +173,13 @@ def test_a_broken_connection_fails_the_calls_and_the_next_one_works() -> None:
         gate = Gate()
         with serving(gate) as address:
             async with Relay(address.endpoint) as relay, linked(relayed(address, relay)) as link:
-                calls = [asyncio.create_task(link.call(ReleaseRequest((number,)), LONG_S)) for number in range(2)]
+                calls = [asyncio.create_task(link.call(ReleaseRequest((number,)), HANG_S)) for number in range(2)]
                 await gate.is_entered()
                 relay.break_connections()
                 for outcome in await asyncio.gather(*calls, return_exceptions=True):
                     assert isinstance(outcome, LinkClosedError)
-                await link.opened(OPEN_TIMEOUT_S)
-                again = asyncio.create_task(link.call(StatsRequest(), LONG_S))
+                await link.opened(HANG_S)
+                again = asyncio.create_task(link.call(StatsRequest(), HANG_S))
                 await asyncio.sleep(0)
                 gate.open.set()
                 assert await again == STATS

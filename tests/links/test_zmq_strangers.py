@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import zmq
 
+from tests.limits import HANG_S
 from tests.links.helpers import (
     KEYS,
-    LONG_S,
     STATS,
     Gate,
     count,
@@ -40,7 +40,7 @@ def test_bytes_that_are_no_message_neither_crash_nor_stall_the_worker() -> None:
                 assert answer.number == 1
                 with pytest.raises(LinkError, match="unknown message 'SystemRequest'"):
                     answer.result()
-                assert await link.call(StatsRequest(), LONG_S) == STATS
+                assert await link.call(StatsRequest(), HANG_S) == STATS
 
     asyncio.run(run())
 
@@ -50,7 +50,7 @@ def test_a_stranger_is_refused_and_cannot_stall_the_worker() -> None:
         gate = Gate()
         with serving(gate) as address:
             async with linked(address) as link:
-                call = asyncio.create_task(link.call(ReleaseRequest((1,)), LONG_S))
+                call = asyncio.create_task(link.call(ReleaseRequest((1,)), HANG_S))
                 await gate.is_entered()
                 context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
                 stranger = ZmqLink(context, KeyPair.generate(), address)
@@ -61,13 +61,13 @@ def test_a_stranger_is_refused_and_cannot_stall_the_worker() -> None:
                 with pytest.raises(LinkClosedError, match="refused the router's key"):
                     await stranger.opened(1.0)
                 with pytest.raises(LinkClosedError):
-                    await stranger.call(ReleaseRequest((98,)), LONG_S)
+                    await stranger.call(ReleaseRequest((98,)), HANG_S)
                 _, writer = await asyncio.open_connection("127.0.0.1", int(address.endpoint.rsplit(":", 1)[1]))
                 writer.write(b"GET / HTTP/1.1\r\n\r\n" + b"\0" * 10_000)
                 await writer.drain()
                 gate.open.set()
                 assert await call is None
-                assert await link.call(StatsRequest(), LONG_S) == STATS
+                assert await link.call(StatsRequest(), HANG_S) == STATS
                 writer.close()
                 stranger.close()
                 plain.close()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from deployments.in_process import InProcessLink, registration
-from tests.engine.whole_rounds import Outcome, generate
+from tests.engine.whole_rounds import Outcome, generate, run_rounds
 from tests.fakes import byte_tokenizer
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.drafters.model_drafter import ModelDrafter
@@ -49,7 +49,6 @@ _SAMPLINGS = (
     SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=12),
     SamplingParams(temperature=1.0, seed=13),
 )
-_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def plain_ids(target: Share) -> list[list[int]]:
         await router.close()
         return [outcome.ids for outcome in outcomes]
 
-    return asyncio.run(asyncio.wait_for(run(), _TIMEOUT_S))
+    return run_rounds(run)
 
 
 def run_case(target: Share, drafters: Mapping[str, Share], case: Case) -> Result:
@@ -170,7 +169,7 @@ def run_case(target: Share, drafters: Mapping[str, Share], case: Case) -> Result
             any(stat.sequences or stat.free_blocks != stat.total_blocks for stat in stats),
         )
 
-    return asyncio.run(asyncio.wait_for(run(), _TIMEOUT_S))
+    return run_rounds(run)
 
 
 async def _service(

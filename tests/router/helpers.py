@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from tests.fakes import FIRST_TOY_OUTPUT, ScriptedWorker, byte_tokenizer, toy_continuation
+from tests.fakes.virtual_time import run_virtually
+from tests.limits import HANG_S
 from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.errors import LinkError
 from workers.messages import (
@@ -35,10 +37,15 @@ T = TypeVar("T")
 
 
 def run(test: Callable[[], Awaitable[T]]) -> T:
-    """Run an asynchronous test body within `PATIENCE_S`."""
+    """Run an asynchronous test body within `PATIENCE_S` of virtual time."""
+    return run_virtually(lambda _: asyncio.wait_for(test(), PATIENCE_S))
+
+
+def run_in_real_time(test: Callable[[], Awaitable[T]]) -> T:
+    """Run a test body with threads that keep their own time within `HANG_S`."""
 
     async def bounded() -> T:
-        return await asyncio.wait_for(test(), PATIENCE_S)
+        return await asyncio.wait_for(test(), HANG_S)
 
     return asyncio.run(bounded())
 

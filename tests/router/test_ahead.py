@@ -1,5 +1,6 @@
 """How much is drafted ahead: what fits into the verification, drafts before branches."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from workers.router.ahead import (
     AheadJudge,
     ahead_budget,
 )
+from workers.router.draft_planning import LaneTimes
 from workers.router.step_times import StepTimeFit
 
 
@@ -77,3 +79,27 @@ def test_a_target_that_slows_down_while_its_drafter_works_shares_a_device_with_i
     assert not AheadJudge().devices_are_shared
     assert not judged(1.05, 0.7).devices_are_shared
     assert judged(1.4, 0.7).devices_are_shared
+
+
+def test_a_few_slow_verifications_are_enough_to_stop() -> None:
+    judge = judged(1.0, 0.9)
+    for _ in range(30):
+        judge.slowdown.observe(1.0)
+    assert judge.wants(480.0, 380.0) and judge.is_on
+    for _ in range(4):
+        judge.slowdown.observe(2.2)
+    judge.wants(480.0, 380.0)
+    assert not judge.is_on
+
+
+def test_only_verifications_without_prompts_tell_whether_drafting_ahead_slows_down() -> None:
+    times = LaneTimes()
+    for tokens in (4, 8, 16):
+        times.observe_step(tokens, 100.0, beside_drafting=False, reads_prompts=False)
+    for _ in range(LEAST_STEPS):
+        times.observe_step(60, 900.0, beside_drafting=True, reads_prompts=True)
+    assert not times.ahead.devices_are_shared
+    for _ in range(LEAST_STEPS):
+        times.observe_step(8, 200.0, beside_drafting=True, reads_prompts=False)
+    assert times.ahead.slowdown.value == pytest.approx(2.0)
+    assert times.ahead.devices_are_shared

@@ -1,7 +1,6 @@
 """Several cohorts of one target under way at a time, and drafts that nobody waits for."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from tests.fakes import HoldingLink, ScriptedDrafter, ScriptedTarget
@@ -71,7 +70,6 @@ def test_late_drafts_are_left_out_and_their_drafter_drafts_again_when_it_has_ans
             drafter.delay_s = 0.15
             await until(lambda: any(running.sequence.drafter.is_reading for running in router._running()))
             drafter.delay_s = 0.0
-            began = time.perf_counter()
             answer = await task
             totals = (await router.status()).totals
             assert answer.tokens == plainly(asked)
@@ -80,7 +78,6 @@ def test_late_drafts_are_left_out_and_their_drafter_drafts_again_when_it_has_ans
             # Rounds without drafts, then rounds with drafts again.
             assert answer.usage.draft_tokens == answer.usage.accepted_tokens
             assert 120 // 5 < answer.usage.verifications < 120
-            assert time.perf_counter() - began < 30
             await assert_nothing_is_left(router, target, drafter)
 
     run(test)

@@ -133,8 +133,10 @@ def test_step_times_that_are_a_quarter_off_do_little_harm(wrong: float) -> None:
     check_against_fixed(lane)
 
 
-@pytest.mark.parametrize("concurrency", [1, 16])
-def test_it_stops_drafting_when_acceptance_falls_and_begins_again_when_it_rises(concurrency: int) -> None:
+@pytest.mark.parametrize(("concurrency", "used_over"), [(1, 3), (16, 3), (64, 2)])
+def test_it_stops_drafting_when_acceptance_falls_and_begins_again_when_it_rises(
+    concurrency: int, used_over: int
+) -> None:
     lane = Lane([0.9] * concurrency, times_with(0.4), draft_length_policy("goodput"))
     lane.run(300)
     used = np.mean(lane.lengths[-100:])
@@ -143,7 +145,7 @@ def test_it_stops_drafting_when_acceptance_falls_and_begins_again_when_it_rises(
     unused = np.mean(lane.lengths[-200:])
     lane.rates = [0.9] * concurrency
     lane.run(800)
-    assert used > 3
+    assert used > used_over
     assert unused < 0.2 * used
     assert np.mean(lane.lengths[-100:]) > 0.8 * used
 

@@ -72,7 +72,8 @@ def test_without_another_target_sequences_finish_and_new_ones_wait_for_the_next(
 
 def test_a_sequence_moves_later_when_another_target_gets_room() -> None:
     asked = [request(length=5, max_tokens=27, number=number) for number in range(2)]
-    first, second = ScriptedTarget(total_blocks=9), ScriptedTarget("target-1", total_blocks=9)
+    first = ScriptedTarget(total_blocks=9, delay_s=0.001)
+    second = ScriptedTarget("target-1", total_blocks=9, delay_s=0.001)
 
     async def test() -> None:
         async with serving(first, second, max_draft_tokens=0) as router:

@@ -21,6 +21,12 @@ from workers.router.step_times import StepTimeFit
 TIMES = RoundTimes(StepTimeFit(30.0, 0.1), StepTimeFit(4.0, 0.02), overhead_ms=2.0)
 
 
+def drafting_ms(lengths: list[int], times: RoundTimes) -> float:
+    """What it takes to ask for drafts of these lengths, one step at a time."""
+    steps = sum(times.draft.time_ms(sum(k > step for k in lengths)) for step in range(max(lengths)))
+    return steps + times.draft_overhead_ms if max(lengths) else 0.0
+
+
 def goodput_of(
     rates: list[float], lengths: tuple[int, ...], times: RoundTimes, groups: int = 1, hidden_ms: float = 0.0
 ) -> float:
@@ -29,17 +35,14 @@ def goodput_of(
     ordered = sorted(lengths)
     cuts = [part.tolist() for part in np.array_split(np.array(ordered), groups)]
 
-    def drafting(group: list[int]) -> float:
-        return sum(times.draft.time_ms(sum(k > step for k in group)) for step in range(max(group)))
-
     def verification(group: list[int]) -> float:
         return times.verify.base_ms + times.verify.token_ms * (len(group) + sum(group))
 
     extra = times.extra_tokens * times.verify.token_ms
     if groups == 1:
-        cycle = verification(ordered) + max(0.0, drafting(ordered) - hidden_ms) + times.overhead_ms + extra
+        cycle = verification(ordered) + max(0.0, drafting_ms(ordered, times) - hidden_ms) + times.overhead_ms + extra
     else:
-        alone = max(verification(group) + drafting(group) for group in cuts) + times.overhead_ms
+        alone = max(verification(group) + drafting_ms(group, times) for group in cuts) + times.overhead_ms
         cycle = max(sum(verification(group) for group in cuts), alone) + extra
     return tokens / cycle
 
@@ -55,7 +58,7 @@ def times_of() -> st.SearchStrategy[RoundTimes]:
     def fit(base: float, slope: float) -> st.SearchStrategy[StepTimeFit]:
         return st.builds(StepTimeFit, st.floats(0.1, base), st.floats(0, slope))
 
-    return st.builds(RoundTimes, fit(50, 5), fit(10, 2), st.floats(0, 10), st.integers(0, 200))
+    return st.builds(RoundTimes, fit(50, 5), fit(10, 2), st.floats(0, 10), st.integers(0, 200), st.floats(0, 10))
 
 
 def sequences_of(most: int) -> st.SearchStrategy[list[tuple[float, int]]]:
@@ -185,7 +188,7 @@ def test_waiting_is_decided_by_goodput(
     ready = data.draw(st.lists(st.booleans(), min_size=len(rates), max_size=len(rates)))
     late = [0 if is_ready else length for is_ready, length in zip(ready, lengths, strict=True)]
     early = [length if is_ready else 0 for is_ready, length in zip(ready, lengths, strict=True)]
-    drafting = sum(times.draft.time_ms(sum(k > step for k in late)) for step in range(max(late)))
+    drafting = drafting_ms(late, times)
     at_once = goodput_of(rates, tuple(early), times, hidden_ms=1e9)
     with_all = goodput_of(rates, tuple(lengths), times, hidden_ms=1e9)
     tokens = sum(sum(r**j for j in range(k + 1)) for r, k in zip(rates, lengths, strict=True))

@@ -1,13 +1,14 @@
 """What the router tells those who decide how many workers there should be."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from tests.fakes import ScriptedDrafter, ScriptedTarget, never_right
 from tests.router.helpers import ask, ask_all, make_router, request, run, serving, turns, until
 from workers.decoding.detokenizer import IncrementalDetokenizer
-from workers.messages import DrafterPoolLoad, RoundTotals, RouterLoad, TokenChunk, TokenIds, token_ids
+from workers.messages import DrafterPoolLoad, Resumption, RoundTotals, RouterLoad, TokenChunk, TokenIds, token_ids
 from workers.router.load_meter import LoadMeter
 from workers.router.roster import Roster
 from workers.router.running import RunningSequence
@@ -73,6 +74,14 @@ def test_only_the_last_seconds_count() -> None:
     )
     assert (late.ttft_ms, late.queue_wait_ms, late.itl_ms) == (None, None, None)
     assert (late.draft_tokens, late.exposed_draft_wait, late.verifications) == (0.5, 0.0, 20)
+
+
+def test_a_request_that_another_router_began_says_nothing_of_the_time_to_the_first_token() -> None:
+    meter = LoadMeter(10.0, lambda: 1_000.0)
+    begun = replace(request(), resumption=Resumption(token_ids([1])))
+    running = RunningSequence(Sequence(1, begun, _no_detokenizer), deadline_s=0.0, admitted_s=996.0)
+    meter.observe(running, TokenChunk(token_ids([2]), None))
+    assert meter.report([], [], [], Roster(), RoundTotals()).ttft_ms is None
 
 
 def test_a_router_without_workers_and_requests_has_no_load() -> None:

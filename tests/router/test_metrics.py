@@ -1,10 +1,11 @@
 """What the router's metrics say of ends, queues, failures and checks."""
 
 import asyncio
+from dataclasses import replace
 
 from tests.fakes import ScriptedDrafter, ScriptedTarget, never_right
 from tests.router.helpers import ask, ask_all, checks_done, request, run, serving, until
-from workers.messages import MetricsSnapshot
+from workers.messages import MetricsSnapshot, Resumption, TokenChunk
 from workers.router.metrics_recorder import OUTCOMES
 
 
@@ -52,6 +53,21 @@ def test_sequences_that_wait_are_told_from_those_that_run_and_their_wait_is_meas
     (queued,) = after.of("request_queue_seconds")
     assert sum(queued.buckets) == 2
     assert queued.value > 0
+
+
+def test_the_first_tokens_behind_those_of_another_router_are_not_a_clients_first_tokens() -> None:
+    async def test() -> tuple[MetricsSnapshot, int]:
+        async with serving(ScriptedTarget()) as router:
+            whole = [event async for event in router.generate(request(max_tokens=6)) if isinstance(event, TokenChunk)]
+            begun = replace(request(max_tokens=6), resumption=Resumption(whole[0].token_ids))
+            rest = [event async for event in router.generate(begun) if isinstance(event, TokenChunk)]
+            assert [event.token_ids.tolist() for event in rest] == [event.token_ids.tolist() for event in whole[1:]]
+            return await router.metrics(), len(whole)
+
+    snapshot, chunks = run(test)
+    (first,), (gaps,) = snapshot.of("time_to_first_token_seconds"), snapshot.of("inter_chunk_seconds")
+    assert sum(first.buckets) == 1
+    assert sum(gaps.buckets) == (chunks - 1) + (chunks - 2)
 
 
 def test_a_drafter_that_never_pays_shows_as_benched_and_its_rounds_as_fallbacks() -> None:

@@ -61,6 +61,24 @@ def test_the_fit_follows_a_target_that_becomes_slower() -> None:
     assert (fit.base_ms, fit.token_ms) == pytest.approx((30, 0.3))
 
 
+def test_small_steps_have_a_line_of_their_own() -> None:
+    def step_ms(tokens: int) -> float:
+        """A 70B model on four A100s: reading its weights takes 26 ms, computing longer from about 120 tokens on."""
+        return max(26.0, 0.22 * tokens)
+
+    times = StepTimes()
+    for tokens in (4, 12, 24, 60, 1024, 2048):
+        times.observe(tokens, step_ms(tokens))
+    small, all_of_them = times.fit_or_flat(up_to=60), times.fit_or_flat()
+    assert small == StepTimeFit(26.0, 0.0)
+    assert all_of_them is not None and all_of_them.time_ms(60) > 1.2 * step_ms(60)
+    # Where only prompts were read so far, there is nothing better than their line.
+    few = StepTimes()
+    for tokens in (4, 1024):
+        few.observe(tokens, step_ms(tokens))
+    assert few.fit_or_flat(up_to=60) == few.fit_or_flat()
+
+
 # --- the limit -----------------------------------------------------------------------------------------------
 
 
@@ -107,7 +125,10 @@ def modelled_ms(target: ScriptedTarget, items: tuple[VerifyItem, ...], streams_o
 
 @pytest.mark.parametrize("factor", [1.5, 2.0, 4.0])
 def test_beside_streams_a_long_prompt_is_read_in_pieces_that_the_target_takes_in_its_stride(factor: float) -> None:
-    target, drafter = ScriptedTarget(total_blocks=10_000, context_length=4096), ScriptedDrafter(total_blocks=10_000)
+    target, drafter = (
+        ScriptedTarget(total_blocks=10_000, context_length=4096, delay_s=0.001),
+        ScriptedDrafter(total_blocks=10_000),
+    )
     target.token_ms = 0.02
     drafter.context_length = 4096
     streams = [request(9, 300, number) for number in range(4)]

@@ -86,7 +86,7 @@ def test_a_prompt_that_is_cached_takes_one_message_or_two(chunk: int, reads: lis
 
 
 def test_a_drafter_that_is_ahead_of_its_target_waits_for_it() -> None:
-    target, drafter, asked = ScriptedTarget(), ScriptedDrafter(prefix_caching=True), request(33, 8)
+    target, drafter, asked = ScriptedTarget(delay_s=0.001), ScriptedDrafter(prefix_caching=True), request(33, 8)
 
     async def test() -> None:
         async with serving(target, drafter, prefill_chunk_tokens=4) as router:

@@ -30,7 +30,9 @@ from tests.router.helpers import (
     supervised,
     until,
 )
+from workers.log_lines import FewOfAKind
 from workers.messages import FinishReason, Proposal, SparseProbabilities, VerifyRequest, token_ids
+from workers.router import rounds
 from workers.router.rounds import proposal_fault
 
 guesses = st.sampled_from([toy_next, never_right, sometimes_right(30), sometimes_right(70)])
@@ -159,8 +161,10 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_proposal_that_cannot_be_verified_is_dropped_with_a_warning(
-    name: str, caplog: pytest.LogCaptureFixture
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rounds.logger, "filters", [FewOfAKind()])
+
     class WrongDrafter(ScriptedTreeDrafter):
         def propose(self, held: HeldSequence, draft_tokens: int) -> Proposal:
             return WRONG[name]
@@ -179,6 +183,7 @@ def test_a_proposal_that_cannot_be_verified_is_dropped_with_a_warning(
         run(test)
 
     assert "a proposal of draft-0 is dropped" in caplog.text
+    assert max(map(caplog.messages.count, caplog.messages)) <= 5
     verified = [item for message in target.messages if isinstance(message, VerifyRequest) for item in message.items]
     assert all(len(item.proposal) == 0 for item in verified)
 

@@ -9,6 +9,7 @@ import pytest
 
 from deployments.config import parse_config
 from tests.fakes.tracing import OF_SERVE, Traced, named
+from tests.limits import HANG_S
 from workers.errors import ConfigurationError
 from workers.messages import VerifyItem, VerifyRequest, VerifyResponse, token_ids
 from workers.telemetry.config import TelemetryConfig
@@ -124,7 +125,7 @@ def test_a_collector_that_is_away_costs_one_line_and_no_time(
         for _ in range(2):
             tracing.tracer.start_span("lost").end()
             tracing.flush()
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + HANG_S
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.05)
     lines = [record.getMessage() for record in caplog.records]

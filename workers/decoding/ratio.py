@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 
 from workers.decoding.noise import Stream, gumbel_noise, hash_bits, noise_keys
-from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, warped_scores
+from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, warped_scores
 from workers.decoding.verification import VerifiedChain
-from workers.messages import SamplingParams, SparseProbabilities, TokenIds
+from workers.messages import SparseProbabilities, TokenIds
 
 # How many tokens a row of q has at most.
 Q_TOKENS = 64
@@ -50,11 +50,14 @@ def draw_sparsely(logits: torch.Tensor, rows: SamplingRows) -> SparseDraws:
     return SparseDraws(tokens.cpu().numpy(), ids.cpu().numpy(), best.softmax(dim=-1).cpu().numpy())
 
 
-def uniform_numbers(sampling: SamplingParams, first_position: int, positions: int) -> npt.NDArray[np.float64]:
-    """Return float64 [positions] in [0, 1): what decides on the acceptance of drafts there."""
-    keys = torch.from_numpy(noise_keys(sampling.seed, sampling.choice, first_position, positions, Stream.ACCEPT))
-    bits = hash_bits(keys, torch.zeros(1, dtype=torch.int32)).squeeze(-1).numpy()
-    return (bits & 0x7FFFFFFF) / 2.0**31
+def uniform_numbers(runs: Sequence[PositionRun]) -> list[npt.NDArray[np.float64]]:
+    """Return float64 [positions] in [0, 1) for each run: what decides on the acceptance of drafts there."""
+    keys = [
+        noise_keys(run.sampling.seed, run.sampling.choice, run.first_position, run.positions, Stream.ACCEPT)
+        for run in runs
+    ]
+    bits = hash_bits(torch.from_numpy(np.concatenate(keys)), torch.zeros(1, dtype=torch.int32)).squeeze(-1).numpy()
+    return np.split((bits & 0x7FFFFFFF) / 2.0**31, np.cumsum([run.positions for run in runs])[:-1])
 
 
 @dataclass(frozen=True, slots=True)

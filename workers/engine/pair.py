@@ -1,7 +1,5 @@
 """Whether a target and a drafter belong together, decided from their files alone. Imports no torch."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,16 +56,6 @@ def pair_rows(target: str, drafter: str) -> list[PairRow]:
         _logits_row(models, (first, second), configs),
         _context_row(*(_number(config, "max_position_embeddings") for config in configs)),
     ]
-
-
-def tokenizer_fingerprint(model: str) -> str:
-    """Return a hex digest that is equal for two models exactly when `check_pair` finds their tokenizers equal.
-
-    Raises ConfigurationError when the model or its tokenizer.json is missing.
-    """
-    tokenizer = _read_tokenizer(model)
-    content = [sorted(tokenizer.ids.items()), tokenizer.merges, sorted(tokenizer.added.items())]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _read_tokenizer(model: str) -> _Tokenizer:

@@ -3,20 +3,29 @@
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 
 from workers.decoding.prompt_lookup import look_up
 from workers.decoding.ratio import RatioChain, uniform_numbers, verify_by_ratio
-from workers.decoding.sampling import INVALID_TOKEN, SamplingRows, draw_tokens
+from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_tokens
 from workers.decoding.verification import VerifiedProposal, verify_coupled
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
 from workers.engine.item_rows import ItemRows, lay_out, select_rows
 from workers.engine.reports import NOT_FINITE, with_reports
 from workers.engine.tree_rounds import accepted_paths, runs_of
-from workers.messages import Proposal, VerifiedItem, VerifyItem, VerifyRequest, VerifyResponse, WorkerStats
+from workers.messages import (
+    Proposal,
+    SparseProbabilities,
+    VerifiedItem,
+    VerifyItem,
+    VerifyRequest,
+    VerifyResponse,
+    WorkerStats,
+)
 
 Outcomes = dict[int, VerifiedProposal]
 """What became of each proposal, by sequence id."""
@@ -101,16 +110,16 @@ class Verifier:
     def _verify_by_ratio(self, logits: torch.Tensor, parts: list[ItemRows]) -> Outcomes:
         if not parts:
             return {}
-        chains = [self._ratio_chain(part) for part in parts]
+        drafted = [
+            PositionRun(self._followed.sampling(part.item.sequence_id), part.next_position, len(part.item.proposal))
+            for part in parts
+        ]
+        chains = [
+            RatioChain(part.item.proposal.token_ids, cast(SparseProbabilities, part.item.proposal.q), uniforms)
+            for part, uniforms in zip(parts, uniform_numbers(drafted), strict=True)
+        ]
         verified = verify_by_ratio(*self._draw_rows(logits, parts), chains)
         return {part.item.sequence_id: outcome for part, outcome in zip(parts, verified, strict=True)}
-
-    def _ratio_chain(self, part: ItemRows) -> RatioChain:
-        proposal = part.item.proposal
-        assert proposal.q is not None
-        sampling = self._followed.sampling(part.item.sequence_id)
-        uniforms = uniform_numbers(sampling, part.next_position, len(proposal))
-        return RatioChain(proposal.token_ids, proposal.q, uniforms)
 
     def _draw_rows(self, logits: torch.Tensor, parts: list[ItemRows]) -> tuple[torch.Tensor, SamplingRows]:
         """Return the logits of all draws of `parts`, end to end, and how to draw from them."""

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
+from workers.log_lines import FewOfAKind
+
 logger = logging.getLogger(__name__)
+logger.addFilter(FewOfAKind())
 DOMAIN = b"leadout"
 # Both sides tell each other this often that they are there, and take the other for gone after such a silence. The
 # threads of ZeroMQ do it, so a long step is no silence.

@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from workers.errors import ConfigurationError, LinkClosedError, LinkError
 from workers.links.base import Link, LinkChoice, LinkKind
 from workers.links.curve import KeyPair
+from workers.links.faulty import FaultyLink, injector_from
 from workers.links.ray_link import RayLink
 from workers.links.zmq_link import ZmqLink
 
@@ -35,6 +36,7 @@ class WorkerLinks:
         self._keys = KeyPair.generate()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._entries: dict[str, _Entry] = {}
+        self._injector = injector_from()
 
     async def link_to(self, worker_id: str, actor: Any) -> Link:
         """Return the link to a worker, opening it unless it is open. `actor` is its Ray handle.
@@ -53,7 +55,7 @@ class WorkerLinks:
             if self._entries.get(worker_id) is not entry:
                 _close(entry)
                 raise LinkClosedError("the worker went out of service meanwhile")
-            return entry.link
+            return entry.link if self._injector is None else FaultyLink(entry.link, self._injector)
 
     def kind_of(self, worker_id: str) -> LinkKind | None:
         """Return what carries the worker's messages, None if it has no link."""

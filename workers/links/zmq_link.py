@@ -13,9 +13,11 @@ from workers.errors import LinkClosedError, LinkError
 from workers.links.base import deadline_exceeded
 from workers.links.codec import Answer, decode_answer, encode_request
 from workers.links.curve import KeyPair, prepare
+from workers.log_lines import FewOfAKind
 from workers.messages import LinkAddress, WorkerRequest, WorkerResponse
 
 logger = logging.getLogger(__name__)
+logger.addFilter(FewOfAKind())
 RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2_000
 _REFUSALS = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL

@@ -9,9 +9,11 @@ import zmq
 from workers.errors import LinkError
 from workers.links.codec import Request, decode_request, encode_answer, encode_failure
 from workers.links.curve import DOMAIN, Doorkeeper, KeyPair, prepare
+from workers.log_lines import FewOfAKind
 from workers.messages import LinkAddress, WorkerRequest, WorkerResponse
 
 logger = logging.getLogger(__name__)
+logger.addFilter(FewOfAKind())
 # How long a stranger may take to say who it is.
 HANDSHAKE_MS = 10_000
 # A worker meets one router at a time, and a new one when that was replaced.

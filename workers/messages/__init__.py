@@ -23,12 +23,13 @@ from workers.messages.generation import (
     Verification,
 )
 from workers.messages.load import DrafterPoolLoad, RouterLoad
-from workers.messages.metrics import MetricSeries, MetricsSnapshot
+from workers.messages.metrics import ROUTER_LABEL, MetricSeries, MetricsSnapshot
 from workers.messages.service import (
     DrafterReport,
     LinkAddress,
     OnlineCheckTotals,
     RoundTotals,
+    RouterReport,
     RouterStatus,
     WorkerRegistration,
     WorkerReport,
@@ -62,6 +63,7 @@ __all__ = [
     "BANNING_BIAS",
     "NO_PROPOSAL",
     "NO_TOKENS",
+    "ROUTER_LABEL",
     "Branch",
     "DraftAheadItem",
     "DraftAheadRequest",
@@ -90,6 +92,7 @@ __all__ = [
     "Resumption",
     "RoundTotals",
     "RouterLoad",
+    "RouterReport",
     "RouterStatus",
     "SamplingParams",
     "SparseProbabilities",

@@ -156,6 +156,11 @@ class GenerationRequest:
     traffic_class: str = ""
     resumption: Resumption | None = None
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether another router has told tokens of it already."""
+        return self.resumption is not None and len(self.resumption.committed) > 0
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

@@ -40,6 +40,7 @@ class WorkerReport:
     """One registered worker as the router sees it; `link` is what carries its messages, where that is known.
 
     A `draining` worker gets no sequences any more. Of a `silent` one nothing was heard lately: it is dead or stuck.
+    `router` is the router that owns it, where there are several.
     """
 
     registration: WorkerRegistration
@@ -47,6 +48,7 @@ class WorkerReport:
     link: str | None = None
     draining: bool = False
     silent: bool = False
+    router: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,22 @@ class OnlineCheckTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterReport:
+    """One of several routers: whether it `answers`, and if so its own part of what is told of all of them."""
+
+    name: str
+    answers: bool
+    running: int = 0
+    waiting: int = 0
+    totals: RoundTotals = RoundTotals()
+
+
+@dataclass(frozen=True, slots=True)
 class RouterStatus:
     """A snapshot of the router; `running` and `waiting` count sequences of clients.
 
-    `loading`: no target has registered yet. `draining`: the service shuts down and takes no new requests.
+    `loading`: no target has registered yet. `draining`: the service shuts down and takes no new requests. Of several
+    routers it is what they say together, and each of them is one of `routers`, which is empty otherwise.
     """
 
     running: int
@@ -134,6 +148,7 @@ class RouterStatus:
     drafters: tuple[DrafterReport, ...] = ()
     loading: bool = False
     draining: bool = False
+    routers: tuple[RouterReport, ...] = ()
 
     @property
     def can_answer(self) -> bool:
@@ -143,7 +158,12 @@ class RouterStatus:
     @property
     def takes_requests(self) -> bool:
         """Whether a request that came now would be placed on a target, now or in its turn."""
-        return not self.draining and any(not (worker.silent or worker.draining) for worker in self._targets)
+        return not self.draining and self.open_targets > 0
+
+    @property
+    def open_targets(self) -> int:
+        """How many targets a new sequence could be placed on."""
+        return sum(not (worker.silent or worker.draining) for worker in self._targets)
 
     @property
     def _targets(self) -> list[WorkerReport]:

@@ -29,11 +29,12 @@ def samples(snapshot: MetricsSnapshot) -> Iterator[Sample]:
     """Yield the samples of all series; a histogram has one per bucket, cumulated, its sum and its count."""
     for series in snapshot.series:
         metric = BY_NAME[series.metric]
+        names = (*metric.labels, *snapshot.common_labels)
         if metric.type is not MetricType.HISTOGRAM:
-            yield Sample(metric.sample_names[0], metric.help, metric.labels, series.labels, series.value)
+            yield Sample(metric.sample_names[0], metric.help, names, series.labels, series.value)
             continue
         bucket, total, count = metric.sample_names
         for bound, seen in bucket_counts(metric, series):
-            yield Sample(bucket, metric.help, (*metric.labels, "le"), (*series.labels, bound), seen)
-        yield Sample(total, metric.help, metric.labels, series.labels, series.value)
-        yield Sample(count, metric.help, metric.labels, series.labels, sum(series.buckets))
+            yield Sample(bucket, metric.help, (*names, "le"), (*series.labels, bound), seen)
+        yield Sample(total, metric.help, names, series.labels, series.value)
+        yield Sample(count, metric.help, names, series.labels, sum(series.buckets))

@@ -13,6 +13,7 @@ from workers.decoding.detokenizer import IncrementalDetokenizer
 from workers.links.base import LinkChoice
 from workers.links.opening import WorkerLinks
 from workers.messages import (
+    ROUTER_LABEL,
     GenerationEvent,
     GenerationRequest,
     MetricsSnapshot,
@@ -45,7 +46,9 @@ class RouterActor:
         link: LinkChoice = "auto",
         telemetry: TelemetryConfig = BY_ENVIRONMENT,
         request_log: RequestLogConfig = WITHOUT_TEXT,
+        name: str | None = None,
     ) -> None:
+        """With a `name`, which tells it from other routers, what it hands to Ray has that as a label."""
         self._links = WorkerLinks(link)
         self._heartbeats = Heartbeats()
         tokenizer = Tokenizer.from_str(tokenizer_json)
@@ -54,6 +57,7 @@ class RouterActor:
         self._router = Router(
             config, lambda prompt: IncrementalDetokenizer(tokenizer, prompt.tolist()), recorder=recorder
         )
+        self._name = name
         self._publishing: asyncio.Task[None] | None = None
 
     async def register(self, registration: WorkerRegistration, worker: Any) -> None:
@@ -121,7 +125,8 @@ class RouterActor:
         export = GaugeExport(Gauge)
         while True:
             try:
-                export.publish(await self._router.metrics())
+                snapshot = await self._router.metrics()
+                export.publish(snapshot if self._name is None else snapshot.labelled(ROUTER_LABEL, self._name))
             except Exception:
                 # Nobody's answer may depend on it.
                 logger.exception("the metrics could not be handed to Ray")

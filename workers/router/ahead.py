@@ -13,6 +13,8 @@ SHARED_SLOWDOWN = 1.15
 """By so much a drafter slows down a target that it shares a device with, at least."""
 LEAST_STEPS = 4
 """So many verifications beside drafting ahead are seen before it is judged."""
+SLOWDOWN_SMOOTHING = 0.3
+"""Each of these rounds is a slow one where devices are shared: few of them must do."""
 REST_EVERY, TRY_EVERY = 24, 64
 """Where it pays, one round in so many does without it, so that it can be compared; where not, one tries it."""
 
@@ -45,17 +47,19 @@ class AheadJudge:
 
     Devices of their own do not feel each other. But a drafter that shares cores or memory bandwidth with its target
     slows the verification down, and then drafting ahead may cost more than the draft time it takes off a round.
-    `slowdown` is the time of a verification beside it, divided by what that would take alone.
+    `slowdown` is the time of a verification beside it, divided by what that would take alone; `is_on` the last verdict.
     """
 
-    slowdown: Smoothed = field(default_factory=Smoothed)
+    slowdown: Smoothed = field(default_factory=lambda: Smoothed(smoothing=SLOWDOWN_SMOOTHING))
     hit_rate: Smoothed = field(default_factory=Smoothed)
+    is_on: bool = True
     _rounds: int = 0
 
     def wants(self, verify_ms: float, draft_ms: float) -> bool:
         """Tell whether to draft ahead in this round, given the times that verification and drafting take alone."""
         self._rounds += 1
-        if self.pays(verify_ms, draft_ms):
+        self.is_on = self.pays(verify_ms, draft_ms)
+        if self.is_on:
             return self._rounds % REST_EVERY != 0
         return self._rounds % TRY_EVERY == 0
 

@@ -23,30 +23,46 @@ MOST_LOOKUPS = 32
 
 @dataclass(slots=True)
 class LaneTimes:
-    """Observed times of one target's rounds, ms. `hidden_ms` is draft time that drafting ahead takes off a round."""
+    """Observed times of one target's rounds, ms. `hidden_ms` is draft time that drafting ahead takes off a round.
+
+    The overhead of rounds with drafts is kept apart, and what asking a drafter takes beside its computing: rounds
+    without drafts would be thought as slow otherwise, and not be chosen where they are the best.
+    """
 
     verify: StepTimes = field(default_factory=StepTimes)
-    overhead_ms: Smoothed = field(default_factory=Smoothed)
+    plain_overhead_ms: Smoothed = field(default_factory=Smoothed)
+    drafted_overhead_ms: Smoothed = field(default_factory=Smoothed)
+    asking_ms: Smoothed = field(default_factory=Smoothed)
     hidden_ms: Smoothed = field(default_factory=Smoothed)
     ahead: AheadJudge = field(default_factory=AheadJudge)
 
-    def observe_step(self, tokens: int, ms: float, beside_drafting: bool) -> None:
+    def observe_step(self, tokens: int, ms: float, beside_drafting: bool, reads_prompts: bool) -> None:
         """Note how long a step of the target took. Beside drafting ahead it may have been slower than it need be."""
-        alone = self.verify.fit_or_flat()
+        alone = self.verify.fit_or_flat(tokens)
         if not beside_drafting or alone is None:
             self.verify.observe(tokens, ms)
-        elif alone.time_ms(tokens) > 0:
+        elif alone.time_ms(tokens) > 0 and not reads_prompts:
             self.ahead.slowdown.observe(ms / alone.time_ms(tokens))
 
-    def observe_round(self, clock: RoundClock, alone: bool, expected_draft_ms: float | None) -> None:
+    def observe_round(self, clock: RoundClock, alone: bool, drafted: bool, expected_draft_ms: float | None) -> None:
         """Note a finished round; `alone`: no other one was under way, so that its wait is all its own."""
         if not alone:
             return
-        # Where nobody was asked, it was drafting ahead that the round waited for.
-        waited_ms = clock.draft_compute_ms or clock.draft_wait_ms
-        self.overhead_ms.observe(max(0.0, clock.wall_ms() - waited_ms - clock.verify_compute_ms))
+        overhead = self.drafted_overhead_ms if drafted else self.plain_overhead_ms
+        overhead.observe(max(0.0, clock.wall_ms() - clock.draft_wait_ms - clock.verify_compute_ms))
         if expected_draft_ms is not None:
+            # Where nobody was asked, it was drafting ahead that the round waited for.
+            waited_ms = clock.draft_compute_ms or clock.draft_wait_ms
+            self.asking_ms.observe(max(0.0, clock.draft_wait_ms - waited_ms))
             self.hidden_ms.observe(max(0.0, expected_draft_ms - waited_ms))
+
+    def overhead_ms(self) -> float:
+        """Return what a round without drafts takes beside its verification. Before there was one, what others take."""
+        return (self.plain_overhead_ms if self.plain_overhead_ms.count else self.drafted_overhead_ms).value
+
+    def draft_overhead_ms(self) -> float:
+        """Return what comes on top in a round with drafts, beside the drafter's computing."""
+        return max(0.0, self.drafted_overhead_ms.value - self.overhead_ms()) + self.asking_ms.value
 
 
 class DraftPlanner:
@@ -70,7 +86,7 @@ class DraftPlanner:
         candidates = [candidate for sequence in sequences if (candidate := self._candidate(sequence)) is not None]
         view = LaneView(
             self.round_times([each.sequence for each in running]),
-            self.times.hidden_ms.value if self._config.draft_ahead else 0.0,
+            self.times.hidden_ms.value if self._config.draft_ahead and self.times.ahead.is_on else 0.0,
             # Drafting for one cohort beside the verification of another hides nothing where both compete.
             1 if self.times.ahead.devices_are_shared else self._config.max_cohorts,
         )
@@ -78,16 +94,19 @@ class DraftPlanner:
 
     def round_times(self, sequences: Iterable[Sequence]) -> RoundTimes | None:
         """Return the times that rounds are planned with, those of the slowest drafter in use; None if not yet known."""
-        verify = self.times.verify.fit_or_flat()
+        sequences = list(sequences)
+        verify = self.times.verify.fit_or_flat(self._most_tokens(len(sequences)))
         drafts = [fit for worker_id in _drafters(sequences) if (fit := self._roster.step_fit(worker_id)) is not None]
         if verify is None or not drafts:
             return None
-        return RoundTimes(verify, max(drafts, key=lambda fit: fit.time_ms(1)), self.times.overhead_ms.value)
+        slowest = max(drafts, key=lambda fit: fit.time_ms(1))
+        overhead_ms, draft_overhead_ms = self.times.overhead_ms(), self.times.draft_overhead_ms()
+        return RoundTimes(verify, slowest, overhead_ms, draft_overhead_ms=draft_overhead_ms)
 
     def plain_step_ms(self, sequences: int) -> float | None:
         """Return the time in which `sequences` sequences would get a token each without drafts; None if not known."""
-        verify = self.times.verify.fit()
-        return None if verify is None else verify.time_ms(sequences) + self.times.overhead_ms.value
+        verify = self.times.verify.fit(self._most_tokens(sequences))
+        return None if verify is None else verify.time_ms(sequences) + self.times.overhead_ms()
 
     def cohorts(self, plan: DraftPlan, sequence_ids: Iterable[int]) -> Mapping[int, int]:
         """Return the cohort of each sequence; those alike in draft length are together."""
@@ -117,9 +136,10 @@ class DraftPlanner:
 
     def lookup_tokens(self, running: RunningSequence, sequences: int) -> int:
         """Return how many drafts the target may look up for a sequence that gets none, one of `sequences`."""
-        sequence, verify = running.sequence, self.times.verify.fit_or_flat()
         if self._config.fallback != "prompt_lookup" or not running.wants_drafts or running.is_check:
             return 0
+        sequence = running.sequence
+        verify = self.times.verify.fit_or_flat(sequences * (1 + MOST_LOOKUPS))
         most = max(0, min(self._limit(sequence), sequence.remaining_tokens - 1))
         if verify is None:
             return most
@@ -130,7 +150,7 @@ class DraftPlanner:
 
     def ahead_budget(self, sequences: int, draft_tokens: int, step_tokens: int, drafter: str) -> AheadBudget | None:
         """Return how much to draft ahead during a step of `step_tokens` tokens."""
-        verify, draft = self.times.verify.fit_or_flat(), self._roster.step_fit(drafter)
+        verify, draft = self.times.verify.fit_or_flat(step_tokens), self._roster.step_fit(drafter)
         if not self._config.draft_ahead or verify is None or draft is None or not sequences:
             return None
         verify_ms = verify.time_ms(step_tokens)
@@ -155,6 +175,10 @@ class DraftPlanner:
             outcome.accepted if outcome else 0,
             sequence.verifications,
         )
+
+    def _most_tokens(self, sequences: int) -> int:
+        """The largest verification that is planned for `sequences` sequences. Steps with prompts are larger."""
+        return sequences * (self._config.max_draft_tokens + 1)
 
     def _limit(self, sequence: Sequence) -> int:
         requested, most = sequence.request.speculation.max_draft_tokens, self._config.max_draft_tokens

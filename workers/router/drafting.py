@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 
 from workers.errors import LinkError
+from workers.log_lines import FewOfAKind
 from workers.messages import (
     DraftAheadItem,
     DraftAheadRequest,
@@ -31,14 +32,18 @@ from workers.router.rounds import (
     INLINE_READ_TOKENS,
     PlannedSequence,
     apply_proposed,
+    drafting_suspect,
+    in_allowed_company,
     proposal_fault,
     propose_items,
 )
 from workers.router.sequence import Sequence
 from workers.router.step_times import StepTimeFit
+from workers.router.suspicion import Suspect
 from workers.router.totals import RoundClock, TotalsCounter
 
 logger = logging.getLogger(__name__)
+logger.addFilter(FewOfAKind())
 LATE_FACTOR = 4.0
 LATE_FLOOR_S = 0.05
 """Drafts that take longer than this many times what they should, and longer than this, are left out of their round."""
@@ -183,10 +188,12 @@ class Drafting:
         """Ask one drafter and note what it has read; its proposals come into `into`."""
         await drafter.releases_sent()
         # A sequence that left since the round was planned is released already; asking would start it again for ever.
-        items = tuple(item for item in request.items if self._is_current(item.sequence_id, item.epoch))
+        current = [item for item in request.items if self._is_current(item.sequence_id, item.epoch)]
+        items = in_allowed_company(current, sequences, drafter.under_way)
         with _reading(sequences[item.sequence_id] for item in items) as generations:
             sent = ProposeRequest(items)
-            answer = cast(ProposeResponse | None, await self._answer(drafter, sent) if items else None)
+            suspects = [drafting_suspect(sequences[item.sequence_id], item) for item in items]
+            answer = cast(ProposeResponse | None, await self._answer(drafter, sent, suspects) if items else None)
         if answer is None:
             return
         self._roster.observe_steps(drafter.worker_id, sent, answer)
@@ -197,14 +204,16 @@ class Drafting:
             into[item.sequence_id] = apply_proposed(sequences[item.sequence_id], generation, item, proposed)
 
     async def _answer(
-        self, drafter: Peer, message: ProposeRequest | DraftAheadRequest
+        self, drafter: Peer, message: ProposeRequest | DraftAheadRequest, suspects: Iterable[Suspect]
     ) -> ProposeResponse | DraftAheadResponse | None:
         try:
-            answer = await drafter.link.call(message, self._config.propose_deadline_s)
+            with drafter.under_way.step(suspects) as step:
+                answer = await drafter.link.call(message, self._config.propose_deadline_s)
         except LinkError as error:
             if self._roster.get(drafter.worker_id) is drafter:
                 self._failed(drafter.worker_id, error)
             return None
+        step.clear()
         return cast(ProposeResponse | DraftAheadResponse, answer)
 
     def _with_draft_blocks(self, plan: PlannedSequence, drafters: Mapping[str, Peer]) -> PlannedSequence:
@@ -248,6 +257,8 @@ class Drafting:
         drafter = self._roster.get(view.worker_id or "")
         if not (plan.samples and plan.draft_tokens) or drafter is None or view.is_reading:
             return None
+        if view.suspicion.is_isolated or drafter.under_way.is_isolating:
+            return None
         if verification is Verification.RATIO and sequence.request.sampling.temperature > 0:
             return None
         drafts = proposal.token_ids if proposal is not None else sequence.tokens(0, 0)
@@ -274,8 +285,13 @@ class Drafting:
     async def _ask_ahead(
         self, drafter: Peer, request: DraftAheadRequest, sequences: list[Sequence]
     ) -> Mapping[int, DraftedAheadItem]:
+        if drafter.under_way.is_isolating:  # by now: when this was planned, it was not
+            return {}
         with _reading(sequences) as generations:
-            answer = cast(DraftAheadResponse | None, await self._answer(drafter, request))
+            suspects = [
+                drafting_suspect(sequence, item) for sequence, item in zip(sequences, request.items, strict=True)
+            ]
+            answer = cast(DraftAheadResponse | None, await self._answer(drafter, request, suspects))
         if answer is None:
             return {}
         for sequence, generation, item in zip(sequences, generations, answer.items, strict=True):

@@ -25,13 +25,15 @@ Ints = NDArray[np.int64]
 class RoundTimes:
     """What a round is made of: a verification by its tokens, ONE draft step by its rows, and the router and its links.
 
-    `extra_tokens` are prompt tokens that a round reads beside, once for all groups.
+    `extra_tokens` are prompt tokens that a round reads beside, once for all groups. `draft_overhead_ms` is overhead
+    that only a round with drafts has.
     """
 
     verify: StepTimeFit
     draft: StepTimeFit
     overhead_ms: float
     extra_tokens: int = 0
+    draft_overhead_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,9 @@ def _expected_tokens(rates: Floats, lengths: Ints) -> Floats:
 
 
 def _draft_ms(steps: Floats | Ints, drafts: Floats | Ints, times: RoundTimes) -> Floats:
-    """The time of `steps` draft steps that produce `drafts` tokens in all: one row of one step for each."""
-    result: Floats = np.asarray(steps * times.draft.base_ms + drafts * times.draft.token_ms, np.float64)
+    """The time of asking for `steps` draft steps that produce `drafts` tokens in all: one row of one step for each."""
+    asking_ms = times.draft_overhead_ms * (np.asarray(steps) > 0)
+    result: Floats = np.asarray(steps * times.draft.base_ms + drafts * times.draft.token_ms + asking_ms, np.float64)
     return result
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from workers.decoding.trees import proposal_depth
-from workers.errors import LinkError
+from workers.errors import LinkError, UnfitWorkerError
 from workers.messages import (
     NO_PROPOSAL,
     GenerationFailed,
@@ -23,14 +23,16 @@ from workers.router.config import RouterConfig
 from workers.router.draft_length import DraftLengthPolicy, DraftPlan
 from workers.router.draft_planning import DraftPlanner
 from workers.router.drafting import Drafting
+from workers.router.finite_steps import FiniteSteps
 from workers.router.peer import Peer
 from workers.router.prefill import PrefillLimits
 from workers.router.request_record import note_committed, note_drafting, note_placed, note_verified, note_verifying
 from workers.router.roster import Roster
-from workers.router.rounds import PlannedSequence, plan_round, verify_request
+from workers.router.rounds import PlannedSequence, plan_round, verify_request, verifying_suspects
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
 from workers.router.totals import RoundClock, TotalsCounter
+from workers.router.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,8 @@ class Lane:
         self._events = events
         self._planner = DraftPlanner(policy, roster, config)
         self._drafting = Drafting(roster, config, totals, self._planner.times.ahead, self._is_at, events.drafter_failed)
-        self._in_flight: dict[int, set[int]] = {}
+        self._finite_steps = FiniteSteps()
+        self._turns = Turns(config.max_batch_sequences)
         self._rounds: set[asyncio.Task[None]] = set()
         self._failure: LinkError | None = None
         self._wake = asyncio.Event()
@@ -112,42 +115,27 @@ class Lane:
     # --- cohorts --------------------------------------------------------------------------------------------
 
     def _start_rounds(self) -> None:
-        """Begin a round for each cohort that has none under way and members that wait for one."""
-        busy = set[int]().union(*self._in_flight.values())
-        if self._failure is not None or not self.running.keys() - busy:
+        """Begin the rounds whose turn it is."""
+        if self._failure is not None or not self._turns.waiting(self.running):
             return
         plan = self._planner.plan(self.running.values())
         cohorts = self._planner.cohorts(plan, self.running)
         alone = len(set(cohorts.values())) == 1
-        idle: dict[int, list[RunningSequence]] = {}
-        for sequence_id, running in self.running.items():
-            if sequence_id not in busy:
-                idle.setdefault(cohorts[sequence_id], []).append(running)
-        for cohort, waiting in idle.items():
-            if cohort not in self._in_flight:
-                members = self._in_turn(waiting)
-                self._in_flight[cohort] = {running.sequence.sequence_id for running in members}
-                task = asyncio.get_running_loop().create_task(self._run_round(cohort, members, plan, alone))
-                self._rounds.add(task)
-                task.add_done_callback(self._rounds.discard)
+        for number, members in self._turns.next_rounds(self.running, cohorts).items():
+            task = asyncio.get_running_loop().create_task(self._run_round(number, members, plan, alone))
+            self._rounds.add(task)
+            task.add_done_callback(self._rounds.discard)
 
-    def _in_turn(self, waiting: list[RunningSequence]) -> list[RunningSequence]:
-        """Of more sequences than fit into a step those that waited longest take part, checks last."""
-        chosen = sorted(waiting, key=lambda running: running.is_check)[: self._config.max_batch_sequences]
-        for running in chosen:
-            self.running[running.sequence.sequence_id] = self.running.pop(running.sequence.sequence_id)
-        return chosen
-
-    async def _run_round(self, cohort: int, members: list[RunningSequence], plan: DraftPlan, alone: bool) -> None:
+    async def _run_round(self, number: int, members: list[RunningSequence], plan: DraftPlan, alone: bool) -> None:
         try:
-            await self._round(members, plan, alone and len(self._in_flight) == 1)
+            await self._round(members, plan, alone and self._turns.is_single)
         except LinkError as error:
             self._failure = self._failure or error
         except Exception:
             logger.exception("round failed")
             self._fail(members, "the router failed while running a round")
         finally:
-            del self._in_flight[cohort]
+            self._turns.ended(number)
             self._wake.set()
 
     # --- one round ------------------------------------------------------------------------------------------
@@ -169,18 +157,23 @@ class Lane:
         plain_ms = self._planner.plain_step_ms(len(self.running))
         beside_drafting = alone and self._draft_ahead(live, proposals, request)
         began = time.perf_counter()
-        response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
+        with self.target.under_way.step(verifying_suspects(live, proposals)):
+            response = cast(VerifyResponse, await self.target.link.call(request, self._config.verify_deadline_s))
         clock.verified((time.perf_counter() - began) * 1e3, response.compute_ms)
         note_verified(live, response)
         if response.read_tokens:
-            self._planner.times.observe_step(response.read_tokens, response.compute_ms, beside_drafting)
+            reads_prompts = any(len(item.committed) > 1 for item in request.items)
+            self._planner.times.observe_step(response.read_tokens, response.compute_ms, beside_drafting, reads_prompts)
         break_even = 0.0 if times is None else breakeven_rate(times, len(live))
         for each, verified in zip(live, response.items, strict=True):
             self._apply(each, verified, proposals.get(verified.sequence_id, NO_PROPOSAL), break_even)
+        self._finite_steps.observe(live, response.items)
+        if self._finite_steps.have_ceased:
+            raise UnfitWorkerError("its logits are not finite, step after step")
         if for_clients:
             self._totals.add_round(clock)
             self._totals.metrics.round_ended(self.target.registration.name, clock, request, response, plain_ms)
-            self._observe_times(clock, live, proposals, alone and len(self._in_flight) == 1)
+            self._observe_times(clock, live, proposals, alone and self._turns.is_single)
 
     def _plan(self, members: Iterable[RunningSequence], plan: DraftPlan) -> list[PlannedSequence]:
         """The next round. Beside clients a check reads no more of its prompt than a drafted sequence adds to a step."""
@@ -188,6 +181,7 @@ class Lane:
         clients = [running.sequence for running in in_order if not running.is_check]
         checks = [running.sequence for running in in_order if running.is_check]
         lengths = self._planner.draft_tokens(plan, in_order)
+        lengths |= {sequence.sequence_id: 0 for sequence in clients if sequence.target.suspicion.is_isolated}
         chunk_tokens = self._prompt_tokens(clients, lengths)
         check_tokens = min(self._config.max_draft_tokens + 1, chunk_tokens) if clients else chunk_tokens
         planned = plan_round(clients, lengths, chunk_tokens) + plan_round(checks, lengths, check_tokens)
@@ -220,7 +214,7 @@ class Lane:
 
     def _with_drafts_that_fit(self, plan: PlannedSequence) -> PlannedSequence:
         sequence, lookup_tokens = plan.sequence, 0
-        if plan.samples:
+        if plan.samples and not sequence.target.suspicion.is_isolated:
             running = self.running[sequence.sequence_id]
             lookup_tokens = self._planner.lookup_tokens(running, len(self.running))
             if self._planner.lacks_drafter(running):
@@ -262,7 +256,7 @@ class Lane:
         if drafted and all(plan.sequence.sequence_id in proposals for plan in drafted):
             steps = max(plan.draft_tokens for plan in drafted)
             expected_ms = self._planner.expected_draft_ms(drafted[0].drafter_id, steps, len(drafted))
-        self._planner.times.observe_round(clock, alone, expected_ms)
+        self._planner.times.observe_round(clock, alone, bool(drafted), expected_ms)
 
     # --- answers --------------------------------------------------------------------------------------------
 
@@ -278,9 +272,12 @@ class Lane:
         elif verified.lost:
             sequence.target.restart()
         elif not plan.samples:
-            self._emit(running, sequence.read_by_target(plan.target_end, verified))
+            chunk = sequence.read_by_target(plan.target_end, verified)
+            sequence.target.suspicion.read(sequence.target.cached_tokens)
+            self._emit(running, chunk)
         else:
             chunk = sequence.commit(verified, proposal)
+            sequence.target.suspicion.read(sequence.target.cached_tokens)
             self._count(plan, running, verified, proposal, len(chunk.token_ids))
             note_committed(running, plan, proposal, verified, len(chunk.token_ids))
             self._emit(running, chunk)
@@ -294,7 +291,6 @@ class Lane:
         proposal: Proposal,
         committed: int,
     ) -> None:
-        running.target_failures = 0
         if not running.is_check:
             drafter = self._roster.get(plan.drafter_id or "")
             name = running.sequence.drafter_name if drafter is None else drafter.registration.name

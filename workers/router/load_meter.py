@@ -1,6 +1,5 @@
 """The router's load over the last seconds: waits and latencies of requests, and what rounds spent their time on."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ class _Samples:
 class LoadMeter:
     """Sees every event that goes to a client; a report looks back `window_s` seconds, but not beyond the start."""
 
-    def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, window_s: float, clock: Callable[[], float]) -> None:
         self._window_s = window_s
         self._clock = clock
         self._queue_wait_ms, self._ttft_ms, self._itl_ms = _Samples(), _Samples(), _Samples()
@@ -44,7 +43,8 @@ class LoadMeter:
             return
         now = self._clock()
         if running.answered_s is None:
-            self._ttft_ms.add(now, (now - running.admitted_s) * 1e3)
+            if not running.sequence.request.is_answered:
+                self._ttft_ms.add(now, (now - running.admitted_s) * 1e3)
             if running.left_line_s is not None:
                 self._queue_wait_ms.add(now, (running.left_line_s - running.admitted_s) * 1e3)
         else:

@@ -30,6 +30,7 @@ OUTCOMES = (
     "shutting_down",
     "draining",
     "sequence_fault",
+    "poison_request",
     "internal_error",
 )
 

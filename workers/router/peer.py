@@ -1,19 +1,22 @@
-"""A registered worker as the router sees it: its link, its KV ledger, and releases sent together."""
+"""A registered worker as the router sees it: its link, its KV ledger, its steps, and releases sent together."""
 
 import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from workers.errors import LinkError
+from workers.errors import DeadlineExceededError, LinkError
 from workers.messages import ReleaseRequest, StatsRequest, WorkerRegistration, WorkerReport, WorkerStats
 from workers.router.detached import detached_task
 from workers.router.ledger import BlockLedger
+from workers.router.suspicion import StepsUnderWay
 
 if TYPE_CHECKING:
     from workers.links import Link
 
 logger = logging.getLogger(__name__)
 CONTROL_DEADLINE_S = 10.0
+RELEASE_TRIES = 5
+RELEASE_AGAIN_S = 1.0
 
 
 class Peer:
@@ -23,6 +26,7 @@ class Peer:
         self.registration = registration
         self.link = link
         self.ledger = BlockLedger(registration.total_blocks, registration.block_tokens)
+        self.under_way = StepsUnderWay()
         self._to_release: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -55,9 +59,18 @@ class Peer:
 
     async def _send_releases(self) -> None:
         await asyncio.sleep(0)
-        released, self._to_release = tuple(self._to_release), set()
-        try:
-            await self.link.call(ReleaseRequest(released), CONTROL_DEADLINE_S)
-        except LinkError as error:
-            # A worker that is gone has nothing left to free; a stuck one is reset when it registers again.
-            logger.debug("release at %s failed: %s", self.worker_id, error)
+        released, self._to_release = self._to_release, set()
+        for _ in range(RELEASE_TRIES):
+            if not released:
+                return
+            try:
+                await self.link.call(ReleaseRequest(tuple(released)), CONTROL_DEADLINE_S)
+                return
+            except DeadlineExceededError as error:
+                logger.debug("release at %s is sent again: %s", self.worker_id, error)
+            except LinkError as error:
+                # A worker that is gone has nothing left to free; one that drops out is reset when it registers again.
+                # But where only this message was lost, nothing else would ever free these blocks.
+                logger.debug("release at %s failed: %s", self.worker_id, error)
+                await asyncio.sleep(RELEASE_AGAIN_S)
+            released -= self.ledger.reserved.keys()

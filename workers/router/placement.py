@@ -156,10 +156,12 @@ class Placement:
     def assign_drafter(self, running: RunningSequence, lane: Lane | None = None) -> None:
         """Give the sequence the drafter that does best for such traffic, of those it accepts; none is not an error.
 
+        One that has ended its drafters again and again gets no other.
+
         `lane` is the target that it is about to join; by default the one it is on.
         """
         sequence = running.sequence
-        if not running.wants_drafts or sequence.drafter.worker_id is not None:
+        if not running.wants_drafts or sequence.drafter.worker_id or sequence.drafter.suspicion.is_proven:
             return
         for drafter in self._candidates(sequence, lane or self._lane_of(sequence)):
             if self._admit_at(drafter, sequence):

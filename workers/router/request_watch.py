@@ -2,16 +2,21 @@
 
 import time
 
-from workers.messages import GenerationEvent, GenerationFailed
+from workers.messages import GenerationEvent, GenerationFailed, GenerationRequest
 from workers.router.metrics_recorder import CANCELLED, MetricsRecorder
 
 
 class RequestWatch:
-    """Follows the events of one client's sequence, from its arrival on."""
+    """Follows the events of one client's sequence, from its arrival on.
 
-    def __init__(self, recorder: MetricsRecorder, prompt_tokens: int) -> None:
+    The first tokens behind those that another router has told are neither the client's first, nor do they follow on
+    others that were seen here; their times are nobody's.
+    """
+
+    def __init__(self, recorder: MetricsRecorder, request: GenerationRequest) -> None:
         self._store = recorder.store
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = len(request.prompt)
+        self._is_answered = request.is_answered
         self._arrived_s = time.monotonic()
         self._first_s: float | None = None
         self._last_s = 0.0
@@ -32,7 +37,8 @@ class RequestWatch:
         if len(event.token_ids):
             if self._first_s is None:
                 self._first_s = now_s
-                self._store.observe("time_to_first_token_seconds", now_s - self._arrived_s)
+                if not self._is_answered:
+                    self._store.observe("time_to_first_token_seconds", now_s - self._arrived_s)
             else:
                 self._store.observe("inter_chunk_seconds", now_s - self._last_s)
             self._last_s = now_s

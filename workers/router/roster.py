@@ -14,6 +14,8 @@ from workers.router.step_times import StepTimeFit, StepTimes
 
 LOOKUPS = "lookups of targets"
 """Their acceptance is observed under this name."""
+MOST_READ_TOKENS = 16
+"""A drafter that reads more than this for each sequence before it drafts says nothing about its draft steps."""
 
 
 @dataclass(slots=True)
@@ -128,15 +130,17 @@ class Roster(Mapping[str, Peer]):
         return 0.0 if record is None else max(0.0, record.reads_until_s - time.monotonic()) * 1e3
 
     def observe_steps(self, worker_id: str, request: ProposeRequest, answer: ProposeResponse) -> None:
-        """Note how long the drafter took for its draft steps, or to read; what it read before drafts is neglected."""
+        """Note how long the drafter took for its draft steps, or to read, but not if it did much of both."""
         record = self.record(worker_id)
         if record is None:
             return
         drafted = [len(item.proposal) for item in answer.items]
+        read = sum(len(item.committed) for item in request.items)
         if steps := max(drafted, default=0):
-            record.step_times.observe(len(request.items), answer.compute_ms / steps)
+            if read <= MOST_READ_TOKENS * len(request.items):
+                record.step_times.observe(len(request.items), answer.compute_ms / steps)
         elif not any(item.draft_tokens for item in request.items):
-            record.read_ms_per_token.observe(answer.compute_ms / sum(len(item.committed) for item in request.items))
+            record.read_ms_per_token.observe(answer.compute_ms / read)
 
     def observe_verification(
         self, worker_id: str, traffic_class: str, drafted: int, accepted: int, break_even: float | None

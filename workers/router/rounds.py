@@ -3,11 +3,14 @@
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from workers.decoding.trees import check_tree
+from workers.log_lines import FewOfAKind
 from workers.messages import (
     NO_PROPOSAL,
+    DraftAheadItem,
     Proposal,
     ProposedItem,
     ProposeItem,
@@ -18,8 +21,10 @@ from workers.messages import (
     VerifyRequest,
 )
 from workers.router.sequence import Sequence
+from workers.router.suspicion import StepsUnderWay, Suspect
 
 logger = logging.getLogger(__name__)
+logger.addFilter(FewOfAKind())
 INLINE_READ_TOKENS = 32
 """Where a drafter lacks more than so many tokens of a sequence, it reads them while rounds go on without its drafts."""
 
@@ -129,6 +134,35 @@ def propose_items(
         )
         (drafts if draft_tokens else reads)[view.worker_id].append(item)
     return DrafterRequests(_requests(drafts), _requests(reads))
+
+
+def in_allowed_company(
+    items: SequenceOf[ProposeItem], sequences: Mapping[int, Sequence], under_way: StepsUnderWay
+) -> tuple[ProposeItem, ...]:
+    """Return those of `items` that the drafter may be asked for now, given what it has to do yet.
+
+    Sequences that may have ended drafters are asked for only one at a time, while nobody else is.
+    """
+    if under_way.is_isolating:
+        return ()
+    free = tuple(item for item in items if not sequences[item.sequence_id].drafter.suspicion.is_isolated)
+    return free or (() if under_way else tuple(items[:1]))
+
+
+def drafting_suspect(sequence: Sequence, item: ProposeItem | DraftAheadItem) -> Suspect:
+    """Return the sequence as a suspect, should its drafter fail over this item."""
+    drafts = len(item.drafts) if isinstance(item, DraftAheadItem) else 0
+    reach = item.first_position + len(item.committed) + drafts + item.draft_tokens
+    return Suspect(sequence.drafter.suspicion, reach)
+
+
+def verifying_suspects(planned: Iterable[PlannedSequence], proposals: Mapping[int, Proposal]) -> list[Suspect]:
+    """Return the sequences of a target's step as suspects, should it fail."""
+    suspects = []
+    for plan in planned:
+        drafts = len(proposals.get(plan.sequence.sequence_id, NO_PROPOSAL)) or plan.lookup_tokens
+        suspects.append(Suspect(plan.sequence.target.suspicion, plan.target_end + drafts))
+    return suspects
 
 
 def _requests(items: Mapping[str, list[ProposeItem]]) -> dict[str, ProposeRequest]:

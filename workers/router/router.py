@@ -4,13 +4,14 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from workers.decoding.detokenizer import IncrementalDetokenizer
-from workers.errors import ConfigurationError, LinkError
+from workers.errors import ConfigurationError, LinkError, UnfitWorkerError
 from workers.messages import (
     GenerationEvent,
     GenerationFailed,
@@ -28,6 +29,7 @@ from workers.router.config import RouterConfig
 from workers.router.detached import detached_task
 from workers.router.draft_length import DraftLengthOptions, DraftLengthPolicy, draft_length_policy
 from workers.router.draining import Draining
+from workers.router.giving_up import GivingUp
 from workers.router.lane import Lane, LaneEvents
 from workers.router.load_meter import LoadMeter
 from workers.router.metrics_recorder import MetricsRecorder
@@ -46,8 +48,8 @@ if TYPE_CHECKING:
     from workers.links import Link
 
 logger = logging.getLogger(__name__)
-MAX_TARGET_FAILURES = 3
 STATS_DEADLINE_S = 2.0
+MOST_UNFIT = 1024
 
 
 class Router:
@@ -69,7 +71,7 @@ class Router:
             MetricsRecorder(config.max_draft_tokens, looks_up=config.fallback == "prompt_lookup")
         )
         self._snapshots = SnapshotTaker(self._totals.metrics.store)
-        self._load_meter = LoadMeter(config.load_window_s)
+        self._load_meter = LoadMeter(config.load_window_s, time.monotonic)
         self._drafters = Roster()
         self._lanes: dict[str, Lane] = {}
         self._lane_tasks: dict[str, asyncio.Task[None]] = {}
@@ -78,6 +80,8 @@ class Router:
         )
         self._checks = OnlineChecks(config, self._place_check, self._placement.take_out, self._end)
         self._draining = Draining(self._lanes, self._placement, self._drop_drafter, self._make_room)
+        self._giving_up = GivingUp(self._lanes)
+        self._unfit: deque[str] = deque(maxlen=MOST_UNFIT)
         self._had_targets = False
         # Workers may still hold sequences of an earlier router; a random start keeps ids apart.
         self._next_sequence_id = secrets.randbits(48) << 14
@@ -88,8 +92,10 @@ class Router:
         """Take a worker into service; one that is known, or has drained, is left as it is.
 
         Raises ConfigurationError when its vocabulary differs from that of the workers in service, LinkError when it
-        does not answer.
+        does not answer or has been found unfit.
         """
+        if registration.worker_id in self._unfit:
+            raise UnfitWorkerError("the worker has been found unfit and has to be replaced")
         if self._is_registered(registration):
             return
         await link.call(ReleaseRequest(None), CONTROL_DEADLINE_S)
@@ -117,7 +123,8 @@ class Router:
 
     def unregister(self, worker_id: str) -> None:
         """Take a worker out of service; its sequences go on elsewhere."""
-        if worker_id in self._drafters:
+        if drafter := self._drafters.get(worker_id):
+            drafter.under_way.blame()
             self._drop_drafter(worker_id)
         elif worker_id in self._lanes:
             self._drop_target(worker_id)
@@ -129,7 +136,7 @@ class Router:
 
         Closing the iterator cancels: both workers' KV is released at once.
         """
-        watch = RequestWatch(self._totals.metrics, len(request.prompt))
+        watch = RequestWatch(self._totals.metrics, request)
         running = self._admit(request)
         if isinstance(running, GenerationFailed):
             watch.refused(running)
@@ -264,6 +271,7 @@ class Router:
     def _on_drafter_failed(self, worker_id: str, error: LinkError) -> None:
         logger.warning("drafter %s failed: %s", worker_id, error)
         self._totals.metrics.failed(WorkerRole.DRAFT)
+        self._drafters[worker_id].under_way.blame()
         self._drop_drafter(worker_id)
 
     def _on_drafter_benched(self, worker_id: str) -> None:
@@ -277,6 +285,8 @@ class Router:
     def _on_target_failed(self, worker_id: str, error: LinkError) -> None:
         logger.warning("target %s failed: %s", worker_id, error)
         self._totals.metrics.failed(WorkerRole.TARGET)
+        if isinstance(error, UnfitWorkerError):
+            self._unfit.append(worker_id)
         self._drop_target(worker_id)
 
     def _drop_drafter(self, worker_id: str) -> None:
@@ -298,21 +308,22 @@ class Router:
         task = self._lane_tasks.pop(worker_id)
         if task is not asyncio.current_task():
             task.cancel()
+        if not lane.draining:
+            self._giving_up.target_failed(lane)
         moved = list(lane.running.values())
         lane.running.clear()
         failed = []
         for running in moved:
             running.sequence.target.assign(None)
             running.sequence.epoch += 1
-            running.target_failures += not lane.draining
             note_target_lost(running, worker_id)
-            if running.is_check or running.target_failures >= MAX_TARGET_FAILURES:
-                failed.append(running)
-            else:
+            failure = self._giving_up.reason(running)
+            if failure is None:
                 self._placement.line_up(running)
+            else:
+                running.emit(failure)
+                failed.append(running)
         for running in failed:
-            reason = "its target failed" if running.is_check else "its target failed again and again"
-            running.emit(GenerationFailed(503, "service_unavailable", reason))
             self._end(running)
         if not self._placement.open_lanes():
             self._placement.start_clocks()

@@ -21,10 +21,10 @@ class RunningSequence:
     sequence: Sequence
     deadline_s: float
     ended: bool = False
-    target_failures: int = 0
     is_check: bool = False
     queue_timer: asyncio.TimerHandle | None = None
-    admitted_s: float = field(default_factory=time.monotonic)
+    # Looked up when it is read: a test may own the clock.
+    admitted_s: float = field(default_factory=lambda: time.monotonic())
     left_line_s: float | None = None
     answered_s: float | None = None
     timeline: Timeline = field(default_factory=Timeline)

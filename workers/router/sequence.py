@@ -21,6 +21,7 @@ from workers.messages import (
     VerifiedItem,
 )
 from workers.router.acceptance import AcceptanceEstimate
+from workers.router.suspicion import Suspicion
 from workers.telemetry.sequence_trace import SequenceTrace
 
 
@@ -28,7 +29,8 @@ class WorkerView:
     """Which worker follows the sequence, and how many of its tokens that worker's KV holds.
 
     `generation` rises whenever the worker begins anew, so that answers about what it had before can be told.
-    `is_reading`: a message is on its way to it whose answer nobody waits for.
+    `is_reading`: a message is on its way to it whose answer nobody waits for. `suspicion` follows the sequence from
+    worker to worker.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,7 @@ class WorkerView:
         self.cached_tokens = 0
         self.generation = 0
         self.is_reading = False
+        self.suspicion = Suspicion()
 
     def assign(self, worker_id: str | None) -> None:
         """Move to another worker, which knows nothing yet; None leaves the sequence without one."""

@@ -1,5 +1,7 @@
 """How long a worker's step of n tokens takes, learned from its steps: a robust line through their times."""
 
+import sys
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,6 +9,7 @@ from itertools import accumulate, combinations
 from statistics import median
 
 SAMPLES_PER_SIZE = 15
+ANY_SIZE = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +45,34 @@ def fit_line(points: Sequence[tuple[float, float]]) -> StepTimeFit | None:
 class StepTimes:
     """The last few steps of each size. Sizes are powers of two, so that many small steps do not displace the large.
 
-    Fits are asked for many times between two steps and made once.
+    A step takes about as long as reading the weights, or as computing, whichever is longer: small steps lie on another
+    line than those with prompts. Who asks says up to which size the line is to hold; the smallest two sizes are always
+    in it. Fits are asked for many times between two steps and made once.
     """
 
     _sizes: dict[int, deque[tuple[int, float]]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=SAMPLES_PER_SIZE))
     )
-    _fit: StepTimeFit | None = None
-    _is_fitted: bool = False
+    _medians: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _fits: dict[int, StepTimeFit | None] = field(default_factory=dict)
 
     def observe(self, tokens: int, ms: float) -> None:
         """Note that a step of `tokens` tokens took `ms` milliseconds."""
-        self._sizes[tokens.bit_length()].append((tokens, ms))
-        self._is_fitted = False
+        size = tokens.bit_length()
+        steps = self._sizes[size]
+        steps.append((tokens, ms))
+        self._medians[size] = median(tokens for tokens, _ in steps), median(ms for _, ms in steps)
+        self._fits.clear()
 
-    def fit(self) -> StepTimeFit | None:
+    def fit(self, up_to: int = ANY_SIZE) -> StepTimeFit | None:
         """Return the line through the median step of each size; None before two sizes were seen."""
-        return self.fit_or_flat() if len(self._sizes) > 1 else None
+        return self.fit_or_flat(up_to) if len(self._sizes) > 1 else None
 
-    def fit_or_flat(self) -> StepTimeFit | None:
+    def fit_or_flat(self, up_to: int = ANY_SIZE) -> StepTimeFit | None:
         """Return the line, or a flat one through the only size that was seen; None before any was."""
-        if not self._is_fitted:
-            points = [
-                (median(tokens for tokens, _ in steps), median(ms for _, ms in steps))
-                for _, steps in sorted(self._sizes.items())
-            ]
-            self._fit = StepTimeFit(points[0][1], 0.0) if len(points) == 1 else fit_line(points)
-            self._is_fitted = True
-        return self._fit
+        sizes = sorted(self._sizes)
+        used = max(2, bisect_right(sizes, up_to.bit_length()))
+        if used not in self._fits:
+            points = [self._medians[size] for size in sizes[:used]]
+            self._fits[used] = StepTimeFit(points[0][1], 0.0) if len(points) == 1 else fit_line(points)
+        return self._fits[used]

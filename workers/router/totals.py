@@ -11,7 +11,8 @@ from workers.router.metrics_recorder import MetricsRecorder
 class RoundClock:
     """Times of one round in milliseconds; the wait includes the compute."""
 
-    began_s: float = field(default_factory=time.perf_counter)
+    # Looked up when it is read: a test may own the clock.
+    began_s: float = field(default_factory=lambda: time.perf_counter())
     draft_wait_ms: float = 0.0
     draft_compute_ms: float = 0.0
     verify_wait_ms: float = 0.0

@@ -8,6 +8,7 @@ import numpy as np
 
 from workers.router.draft_length.base import DraftCandidate, LaneView
 from workers.router.goodput import Floats, Ints, LengthPlan, RoundTimes, evaluate_lengths
+from workers.router.smoothed import Smoothed
 
 PROBE_EVERY = 32
 BUDGET = 0.003
@@ -15,6 +16,7 @@ BUDGET = 0.003
 MOST_SAVED_ROUNDS = 2.0
 FIRST_PAUSE = 8
 LONGEST_PAUSE = 1024
+SUCCESS_SMOOTHING = 1 / 8
 
 
 @dataclass(slots=True)
@@ -32,7 +34,9 @@ class Probing:
     """Changes the lengths of a few rounds. What that costs is saved up before: `BUDGET` of every round's time.
 
     Every `probe_every` plans, the sequences that share the most common draft length get one token more, or one less, in
-    turn. A sequence without drafts gets one or two after a pause, which doubles as long as they are rejected.
+    turn. A sequence without drafts gets one or two after a pause, which doubles as long as they are rejected. Where
+    such first drafts have lately been accepted more often than is known of the sequences, the next cost that much
+    less: when something has changed for all of them, many are tried at once.
     """
 
     def __init__(self, probe_every: int = PROBE_EVERY) -> None:
@@ -42,29 +46,51 @@ class Probing:
         self._probe_every = probe_every
         self._silent: dict[int, _Silent] = {}
         self._plans = 0
+        self._next_neighbours = probe_every
+        self._round_ms = 0.0
         self._step = 1
         self._saved_ms = 0.0
         self._needed_ms = 0.0
+        self._successes = Smoothed(count=1, smoothing=SUCCESS_SMOOTHING)
 
     def forget(self, sequence_id: int) -> None:
         """Drop what is remembered of a sequence."""
         self._silent.pop(sequence_id, None)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next plan may be one for a probe, or shows what came of one."""
+        next_plan, silent = self._plans + 1, self._silent.values()
+        if next_plan >= self._next_neighbours or any(each.probed_after is not None for each in silent):
+            return True
+        return self._saved_ms >= self._needed_ms and any(each.due <= next_plan for each in silent)
+
+    def wait(self) -> None:
+        """A round of the lengths in use goes by."""
+        self._plans += 1
+        self._save()
+
+    def _save(self) -> None:
+        self._saved_ms = min(self._saved_ms + BUDGET * self._round_ms, MOST_SAVED_ROUNDS * self._round_ms)
+
     def apply(self, candidates: Sequence[DraftCandidate], rates: Floats, plan: LengthPlan, view: LaneView) -> Ints:
         """Return the lengths to use in this round, shape [n]: those of `plan`, or those of a probe of it."""
         assert view.times is not None
         self._plans += 1
-        self._saved_ms = min(self._saved_ms + BUDGET * plan.round_ms, MOST_SAVED_ROUNDS * plan.round_ms)
+        self._round_ms = plan.round_ms
+        self._save()
         due = self._due(candidates, plan.draft_tokens)
-        if self._plans % self._probe_every == 0:
+        if self._plans >= self._next_neighbours:
+            self._next_neighbours = self._plans + self._probe_every
             options = self._neighbours(candidates, plan.draft_tokens)
         elif due and self._saved_ms >= self._needed_ms:
             options = self._first_drafts(plan.draft_tokens, due)
         else:
             return plan.draft_tokens
         self._needed_ms = 0.0
+        hopes = np.where(plan.draft_tokens == 0, np.maximum(rates, self._successes.value), rates)
         for lengths in options:
-            cost_ms = self._cost_ms(rates, lengths, plan, view.times, view.hidden_ms)
+            cost_ms = self._cost_ms(hopes, lengths, plan, view.times, view.hidden_ms)
             if cost_ms <= self._saved_ms:
                 self._saved_ms -= cost_ms
                 self._note(candidates, plan.draft_tokens, lengths)
@@ -78,7 +104,10 @@ class Probing:
         return max(0.0, probe.round_ms * (1 - probe.goodput / plan.goodput))
 
     def _neighbours(self, candidates: Sequence[DraftCandidate], lengths: Ints) -> Iterator[Ints]:
-        """One token more or less, whose turn it is first, for all sequences of the most common length or for one."""
+        """One token more or less, whose turn it is first, for all sequences of the most common length or for one.
+
+        That may be a round without drafts: how fast these are is not known otherwise while there always are some.
+        """
         common = Counter(int(length) for length in lengths if length > 0).most_common(1)
         self._step = -self._step
         if not common:
@@ -86,7 +115,7 @@ class Probing:
         limits = np.array([candidate.limit for candidate in candidates])
         same = lengths == common[0][0]
         for step in (self._step, -self._step):
-            changed = np.where(same, np.clip(lengths + step, 1, limits), lengths)
+            changed = np.where(same, np.clip(lengths + step, 0, limits), lengths)
             moved = np.flatnonzero(changed != lengths)
             if len(moved):
                 yield changed
@@ -114,6 +143,7 @@ class Probing:
             succeeded = candidate.accepted == candidate.drafted
             silent.pause = FIRST_PAUSE if succeeded else min(2 * silent.pause, LONGEST_PAUSE)
             silent.length = 2 if succeeded else 1
+            self._successes.observe(succeeded)
             if succeeded:
                 # Whatever made the others' drafts fail may be over for them, too.
                 for other in self._silent.values():

@@ -1,0 +1,59 @@
+"""What is learnt of the times of rounds: from which of them, and for which."""
+
+import time
+
+import pytest
+
+from tests.fakes.workers import ScriptedDrafter
+from workers.messages import Proposal, ProposedItem, ProposeItem, ProposeRequest, ProposeResponse, token_ids
+from workers.router.draft_planning import LaneTimes
+from workers.router.peer import Peer
+from workers.router.roster import MOST_READ_TOKENS, Roster
+from workers.router.step_times import StepTimeFit
+from workers.router.totals import RoundClock
+
+
+def observe_round(times: LaneTimes, wall_ms: float, asked_ms: float = 0.0, drafting_ms: float = 0.0) -> None:
+    """A round with a verification of 30 ms; drafts were waited for `asked_ms`, and computed in `drafting_ms`."""
+    clock = RoundClock(time.perf_counter() - wall_ms / 1e3, asked_ms, drafting_ms, 30.0, 30.0)
+    times.observe_round(clock, True, drafting_ms > 0, 10.0 if drafting_ms else None)
+
+
+@pytest.fixture(autouse=True)
+def standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: 100.0)
+
+
+def test_the_overhead_of_rounds_with_drafts_is_not_that_of_plain_ones() -> None:
+    times = LaneTimes()
+    # 30 ms are verified, 12 ms waited for 10 ms of drafting, and 5 ms are anything else.
+    observe_round(times, 47.0, 12.0, 10.0)
+    assert times.overhead_ms() == pytest.approx(5.0)  # the best guess for rounds without drafts
+    assert times.draft_overhead_ms() == pytest.approx(2.0)
+    observe_round(times, 31.0)
+    assert times.overhead_ms() == pytest.approx(1.0)
+    assert times.draft_overhead_ms() == pytest.approx(6.0)
+
+
+def test_plain_rounds_that_took_longer_do_not_make_drafts_cheaper_than_they_are() -> None:
+    times = LaneTimes()
+    observe_round(times, 47.0, 12.0, 10.0)
+    observe_round(times, 50.0)
+    assert times.overhead_ms() == pytest.approx(20.0)
+    assert times.draft_overhead_ms() == pytest.approx(2.0)
+
+
+def proposals(read_tokens: int, drafts: int) -> tuple[ProposeRequest, ProposeResponse]:
+    """Two sequences that read `read_tokens` tokens each; 12 ms."""
+    asked = tuple(ProposeItem(number, 0, 0, token_ids([1] * read_tokens), drafts) for number in range(2))
+    told = tuple(ProposedItem(number, 0, Proposal(token_ids([1] * drafts))) for number in range(2))
+    return ProposeRequest(asked), ProposeResponse(told, 12.0)
+
+
+def test_a_drafter_that_read_much_before_it_drafted_does_not_count_as_slow_at_drafting() -> None:
+    roster, drafter = Roster(), ScriptedDrafter("draft-0")
+    roster.add(Peer(drafter.registration, drafter))
+    roster.observe_steps("draft-0", *proposals(MOST_READ_TOKENS + 1, 3))
+    assert roster.step_fit("draft-0") is None
+    roster.observe_steps("draft-0", *proposals(MOST_READ_TOKENS, 3))
+    assert roster.step_fit("draft-0") == StepTimeFit(4.0, 0.0)
