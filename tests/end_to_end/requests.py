@@ -36,5 +36,13 @@ async def stream(client: httpx.AsyncClient, request: dict[str, Any]) -> AsyncIte
         async for line in answer.aiter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 chunk = json.loads(line.removeprefix("data: "))
-                assert "error" not in chunk, f"{chunk['error']}; the service: {(await client.get('/status')).text}"
+                assert "error" not in chunk, f"{chunk['error']}; the service: {await status_text(client)}"
                 yield chunk
+
+
+async def status_text(client: httpx.AsyncClient) -> str:
+    """What the service says of itself, if it still answers: it may be on its way out, or the reason for the error."""
+    try:
+        return (await client.get("/status")).text
+    except httpx.HTTPError as error:
+        return f"no answer ({type(error).__name__})"
