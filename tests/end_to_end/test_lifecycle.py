@@ -20,7 +20,7 @@ from benchmarks.harness import ROOT, Service, tiny_pair_config
 from benchmarks.idle import leftovers
 from deployments.local_cluster import free_port
 from tests.end_to_end.requests import SEEDED, TIMEOUT, ask_all, body, ids_of, stream
-from tests.limits import wait_until
+from tests.limits import HANG_S, wait_until
 
 
 def workers_of(service: Service, role: str) -> list[dict[str, Any]]:
@@ -29,8 +29,11 @@ def workers_of(service: Service, role: str) -> list[dict[str, Any]]:
 
 
 def is_idle(service: Service) -> bool:
-    """Whether no sequence is left anywhere and every KV block is free."""
-    return not leftovers(service).any
+    """Whether no sequence is left anywhere and every KV block is free; not if nobody can tell right now."""
+    try:
+        return not leftovers(service).any
+    except httpx.HTTPError:
+        return False
 
 
 def test_router_drafter_and_target_are_processes_of_their_own(service: Service) -> None:
@@ -76,8 +79,9 @@ def test_closing_half_of_the_streams_frees_their_kv_at_once(service: Service, pr
 
 
 def test_a_client_that_leaves_a_whole_answer_frees_its_kv(service: Service, prompts: list[str]) -> None:
+    request = body(prompts[0], SEEDED | {"ignore_eos": True}, max_tokens=900)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{service.url}/v1/completions", json=body(prompts[0], SEEDED, max_tokens=700), timeout=0.7)
+        httpx.post(f"{service.url}/v1/completions", json=request, timeout=httpx.Timeout(HANG_S, read=0.3))
     wait_until(lambda: is_idle(service))
 
 
@@ -125,6 +129,7 @@ def ids_while_killing(
     If it is a target's, /health must fail before the stream goes on.
     """
     unhealthy = False
+    process_id = workers_of(service, role)[0]["registration"]["process_ids"][0]
 
     async def run() -> list[int]:
         ids: list[int] = []
@@ -139,7 +144,7 @@ def ids_while_killing(
             watching = None
             async for chunk in stream(client, request):
                 if not ids:
-                    os.kill(workers_of(service, role)[0]["registration"]["process_ids"][0], how)
+                    os.kill(process_id, how)
                     watching = asyncio.create_task(watch_health())
                 ids += chunk["choices"][0]["token_ids"]
             if watching is not None:
@@ -152,7 +157,7 @@ def ids_while_killing(
 
 
 def test_the_death_of_the_drafter_changes_no_text_and_drafting_returns(service: Service, prompts: list[str]) -> None:
-    request = body(prompts[1], SEEDED, max_tokens=300)
+    request = body(prompts[1], SEEDED, max_tokens=480)
     undisturbed = ids_of(ask_all(service, [request])[0])
     assert ids_while_killing(service, request, "draft") == undisturbed
     wait_until(lambda: bool(workers_of(service, "draft")))
@@ -165,7 +170,7 @@ def test_the_death_of_the_drafter_changes_no_text_and_drafting_returns(service: 
 def test_the_death_or_stop_of_the_target_fails_health_and_resumes_the_same_text_on_its_successor(
     service: Service, prompts: list[str], how: signal.Signals
 ) -> None:  # B47
-    request = body(prompts[2], SEEDED, max_tokens=300)
+    request = body(prompts[2], SEEDED, max_tokens=480)
     undisturbed = ids_of(ask_all(service, [request])[0])
     assert ids_while_killing(service, request, "target", how) == undisturbed
     wait_until(lambda: is_idle(service))
@@ -173,7 +178,7 @@ def test_the_death_or_stop_of_the_target_fails_health_and_resumes_the_same_text_
 
 
 def test_the_death_of_the_router_resumes_the_same_text_on_its_successor(service: Service, prompts: list[str]) -> None:
-    requests = [body(prompt, SEEDED, max_tokens=300) for prompt in prompts[3:5]]
+    requests = [body(prompt, SEEDED, max_tokens=480) for prompt in prompts[3:5]]
     undisturbed = list(map(ids_of, ask_all(service, requests)))
     [router] = [process for process in psutil.process_iter(["cmdline"]) if is_router_of(service, process)]
 

@@ -18,25 +18,21 @@ from tests.limits import HANG_S
 PARENT = "b7ad6b7169203331"
 
 
-def streamed(service: Service, prompts: Sequence[str], traces: Sequence[str], kill_drafter: bool = False) -> None:
+def streamed(
+    service: Service, prompts: Sequence[str], traces: Sequence[str], max_tokens: int, kill_drafter: bool = False
+) -> None:
     """Stream a request in each of the traces, all at once; if asked to, kill the drafter behind the first tokens."""
+    doomed = drafter_processes(service.status()) if kill_drafter else []
+
+    async def read(prompt: str, trace: str) -> None:
+        headers = {"traceparent": f"00-{trace}-{PARENT}-01"}
+        async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT, headers=headers) as client:
+            async for _ in stream(client, body(prompt, SEEDED | {"ignore_eos": True}, max_tokens=max_tokens)):
+                while doomed:
+                    os.kill(doomed.pop(), signal.SIGKILL)
 
     async def run() -> None:
-        async with httpx.AsyncClient(base_url=service.url, timeout=TIMEOUT) as client:
-
-            async def read(prompt: str, trace: str) -> None:
-                client_of_one = httpx.AsyncClient(
-                    base_url=service.url, timeout=TIMEOUT, headers={"traceparent": f"00-{trace}-{PARENT}-01"}
-                )
-                chunks = 0
-                async with client_of_one:
-                    async for _ in stream(client_of_one, body(prompt, SEEDED, max_tokens=120)):
-                        chunks += 1
-                        if chunks == 3 and kill_drafter:
-                            status = (await client.get("/status")).json()
-                            os.kill(drafter_processes(status)[0], signal.SIGKILL)
-
-            await asyncio.gather(*map(read, prompts, traces))
+        await asyncio.gather(*map(read, prompts, traces))
 
     asyncio.run(run())
 
@@ -70,7 +66,7 @@ def test_two_interleaved_requests_arrive_as_complete_traces_from_all_four_proces
     service: Service, collector: Collector, prompts: list[str]
 ) -> None:
     traces = ["11111111111111111111111111111111", "22222222222222222222222222222222"]
-    streamed(service, prompts[:2], traces)
+    streamed(service, prompts[:2], traces, max_tokens=120)
     spans = arrived(collector, traces, processes=4)
     for trace in traces:
         mine = in_trace(spans, trace)
@@ -88,7 +84,7 @@ def test_a_trace_stays_whole_across_the_death_of_the_drafter(
     service: Service, collector: Collector, prompts: list[str]
 ) -> None:
     trace = "33333333333333333333333333333333"
-    streamed(service, prompts[2:3], [trace], kill_drafter=True)
+    streamed(service, prompts[2:3], [trace], max_tokens=480, kill_drafter=True)
     spans = arrived(collector, [trace])
     assert_complete(spans, trace, PARENT)
     assert_tiled(spans, trace, least_share=0.0)
