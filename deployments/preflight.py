@@ -1,4 +1,4 @@
-"""What can be refused before anything starts: missing models, different tokenizers, contexts, shards.
+"""What can be refused before anything starts: missing models, different tokenizers, contexts, shards, small KV pools.
 
 Reads no weights. Memory is checked by `machine_memory`, where the machine is known.
 """
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from deployments.config import LeadoutConfig, WorkerSection
-from workers.engine.loading import context_length, load_config, tokenizer_size
+from workers.engine.config import EngineConfig
+from workers.engine.kv_pool import affordable_blocks
+from workers.engine.loading import context_length, kv_shape, load_config, tokenizer_size
 from workers.engine.model_files import is_gguf, model_file
 from workers.engine.pair import check_pair
 from workers.engine.tensor_parallel import check_tensor_parallel
@@ -37,6 +39,9 @@ def check_deployment(config: LeadoutConfig) -> ServedModel:
     vocabulary = tokenizer_size(config.target.model)
     if tokenizer is None or vocabulary is None:
         raise ConfigurationError(f"target.model: {config.target.model} has no tokenizer.json")
+    _check_pool("target", target, target.engine_config(target.tensor_parallel_size))
+    for index, drafter in enumerate(config.drafters):
+        _check_pool(f"drafters[{index}]", drafter, drafter.engine_config())
     return ServedModel(
         tokenizer_json=tokenizer.read_text(encoding="utf-8"),
         vocabulary_size=vocabulary,
@@ -46,6 +51,17 @@ def check_deployment(config: LeadoutConfig) -> ServedModel:
             config.target.max_context_tokens,
         ),
     )
+
+
+def _check_pool(key: str, section: WorkerSection, engine: EngineConfig) -> None:
+    """Check that the KV pool of a worker, or of each of its ranks, holds one whole context."""
+    context_tokens = context_length(
+        section.model, load_config(section.model, section.trust_remote_code), section.max_context_tokens
+    )
+    try:
+        affordable_blocks(kv_shape(engine), engine.kv_cache_gib, engine.block_tokens, context_tokens)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{key}.{error}") from error
 
 
 def resolve_models(config: LeadoutConfig) -> LeadoutConfig:

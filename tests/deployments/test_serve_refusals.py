@@ -23,6 +23,14 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         lambda args: args["drafters"][0].update(model="OTHER_TOKENIZER"),
         "different tokenizers",
     ),
+    "a KV pool that holds no context": (
+        lambda args: args["target"].update(kv_cache_gib=0.0001),
+        "target.kv_cache_gib 0.0001 is too small: one context of 1024 tokens needs 0.00781 GiB",
+    ),
+    "a drafter's KV pool that holds no context": (
+        lambda args: args["drafters"][0].update(kv_cache_gib=0.0001),
+        "drafters[0].kv_cache_gib 0.0001 is too small",
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,12 +231,14 @@ def test_two_requests_of_one_id_are_answered_with_it_and_cancelled_by_themselves
 
 
 def test_a_worker_that_cannot_be_loaded_is_a_refusal_in_one_line(tmp_path: Path) -> None:
-    config = tiny_pair_config(target={"kv_cache_gib": 0.0001})
+    model = tmp_path / "target"
+    shutil.copytree(ROOT / "models" / "tiny-code" / "target", model)
+    os.truncate(model / "model.safetensors", 1_000_000)
     path = tmp_path / "serve.yaml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(tiny_pair_config(target={"model": str(model)})))
     outcome = refused_start(path)
     (complaint,) = [line for line in outcome.stderr.splitlines() if line.startswith("leadout: ")]
-    assert complaint.startswith("leadout: kv_cache_gib 0.0001 is too small")
+    assert complaint.startswith(f"leadout: model {model} cannot be loaded: a file of weights is damaged")
     assert outcome.stdout == ""
 
 

@@ -1,6 +1,7 @@
 """Where models come from: GGUF files, pickled weights, code that comes along, gated ids; and whether they fit."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from deployments.text import TextCodec
 from tests.engine.tiny_models import CONTEXT, FAMILIES, TinyModel, save_model
@@ -194,6 +196,35 @@ def test_code_that_comes_with_a_model_runs_only_when_trusted(
     assert not (folder / "was_run").exists()
     answer = logits(load_engine(folder, trust_remote_code=True))
     torch.testing.assert_close(answer, tiny_llama.logits(IDS), atol=1e-4, rtol=0)
+
+
+# --- files that are not whole ---------------------------------------------------------------------------------------
+
+
+def changed_weights(model: TinyModel, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """A copy of a model whose tensors were changed."""
+    shutil.copytree(model.folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_weights_that_are_cut_off_missing_or_of_another_shape_are_refused(
+    tiny_llama: TinyModel, load_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_llama.folder, tmp_path / "cut")
+    whole = (tmp_path / "cut" / "model.safetensors").stat().st_size
+    for size in (whole // 2, 0):
+        os.truncate(tmp_path / "cut" / "model.safetensors", size)
+        assert "damaged or was not downloaded whole" in refusal(lambda: load_engine(tmp_path / "cut"))
+    name = "model.layers.1.mlp.down_proj.weight"
+    missing = changed_weights(tiny_llama, tmp_path / "missing", lambda tensors: tensors.pop(name))
+    assert f"its files have no weights for {name}" in refusal(lambda: load_engine(missing))
+    smaller = changed_weights(
+        tiny_llama, tmp_path / "smaller", lambda tensors: tensors.update({name: tensors[name][:-1].clone()})
+    )
+    assert "other shapes than its config.json says" in refusal(lambda: load_engine(smaller))
 
 
 # --- other refusals ------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Loading a causal language model for paged execution."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from workers.engine.attention import ATTENTION_NAME, register_attention
 from workers.engine.config import EngineConfig
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 # What transformers raises for files it cannot make a model of, and torch where the weights do not fit after all.
-_UNLOADABLE = (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError, torch.OutOfMemoryError)
+_UNLOADABLE = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError, SafetensorError)
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -30,24 +32,15 @@ class LoadedModel:
     """A model ready to run, and what the engine must know of it.
 
     Ids from `vocabulary_size` (the tokenizer's) to `embedding_size` - 1 are padding and must never be produced.
-    `kv_heads` counts this rank's share.
     """
 
     model: torch.nn.Module
     vocabulary_size: int
     embedding_size: int
     context_length: int
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
+    kv_shape: KVShape
     device: torch.device
     tokenizer_file: Path | None = None
-
-    @property
-    def kv_shape(self) -> KVShape:
-        """What one cached token occupies on this rank."""
-        return KVShape(self.layers, self.kv_heads, self.head_dim, self.dtype)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -83,11 +76,26 @@ def load_config(model: str, trust_remote_code: bool = False) -> "PreTrainedConfi
 
 
 def attention_shape(config: "PreTrainedConfig") -> tuple[int, int, int]:
-    """Return (attention heads, KV heads, head dimension) of a model, before any sharding."""
-    heads: int = config.num_attention_heads
+    """Return (attention heads, KV heads, head dimension) of a model, before any sharding.
+
+    Raises ConfigurationError for models without attention.
+    """
+    heads: int | None = getattr(config, "num_attention_heads", None)
+    if heads is None:
+        raise ConfigurationError(
+            f"models of type {config.model_type} have no attention, so nothing of them can be paged"
+        )
     kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
     head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     return heads, kv_heads, head_dim
+
+
+def kv_shape(config: EngineConfig) -> KVShape:
+    """Return what one cached token of `config.model` occupies on each rank, from its configuration alone."""
+    text_config = load_config(config.model, config.trust_remote_code)
+    _, kv_heads, head_dim = attention_shape(text_config)
+    layers: int = text_config.num_hidden_layers
+    return KVShape(layers, kv_heads // config.tensor_parallel_size, head_dim, _DTYPES[config.dtype])
 
 
 def load_model(config: EngineConfig, rank: int = 0) -> LoadedModel:
@@ -106,7 +114,6 @@ def load_model(config: EngineConfig, rank: int = 0) -> LoadedModel:
     vocabulary_size, embedding_size = _check_model(config, text_config)
     need = memory_need(config, device)
     check_memory(config.model, need.total, available_bytes(device), config.kv_cache_gib)
-    _, kv_heads, head_dim = attention_shape(text_config)
     report = LoadingReport(f"{config.model} as {_form(config)} on {device}", need.weights, rank)
     model = _load_weights(config, device, can_draw_bar(rank))
     report.done(model)
@@ -115,10 +122,7 @@ def load_model(config: EngineConfig, rank: int = 0) -> LoadedModel:
         vocabulary_size=vocabulary_size,
         embedding_size=embedding_size,
         context_length=context_length(config.model, text_config, config.max_context_tokens),
-        layers=text_config.num_hidden_layers,
-        kv_heads=kv_heads // config.tensor_parallel_size,
-        head_dim=head_dim,
-        dtype=_DTYPES[config.dtype],
+        kv_shape=kv_shape(config),
         device=device,
         tokenizer_file=model_file(config.model, "tokenizer.json"),
     )
@@ -224,9 +228,11 @@ def _load_weights(config: EngineConfig, device: torch.device, bar: bool) -> Any:
         options["distributed_config"] = DistributedConfig(tp_size=config.tensor_parallel_size)
     with quiet_transformers(bar):
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(source, **options)
+            auto: Any = AutoModelForCausalLM
+            model, found = auto.from_pretrained(source, **options, output_loading_info=True)
         except _UNLOADABLE as error:
             raise unknown_model(config.model, error) from error
+    _check_complete(config.model, found["missing_keys"])
     if not model.is_backend_compatible():
         raise ConfigurationError(
             f"model {config.model} ({type(model).__name__}) does not let its attention be replaced"
@@ -235,6 +241,13 @@ def _load_weights(config: EngineConfig, device: torch.device, bar: bool) -> Any:
     if config.tensor_parallel_size == 1 and "device_map" not in options:
         model = model.to(device)
     return model.eval()
+
+
+def _check_complete(model: str, missing: Collection[str]) -> None:
+    """Refuse files without some of the model's tensors, which transformers would fill with random numbers."""
+    if missing:
+        named = ", ".join(sorted(missing)[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ConfigurationError(f"model {model} cannot be loaded: its files have no weights for {named}")
 
 
 def _check_unquantised(config: EngineConfig, text_config: "PreTrainedConfig") -> None:

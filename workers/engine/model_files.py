@@ -96,6 +96,10 @@ def unknown_model(model: str, error: Exception) -> ConfigurationError:
         reason = "it needs code that comes with it; set trust_remote_code if you trust it"
     elif "safetensors" in text and "does not appear to have a file" in text:
         reason = "it has no weights in safetensors; set allow_pickled_weights if you trust its pickled ones"
+    elif "SafetensorError" in causes:
+        reason = f"a file of weights is damaged or was not downloaded whole ({text})"
+    elif "ignore_mismatched_sizes" in text:
+        reason = "its weights have other shapes than its config.json says"
     else:
         reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return ConfigurationError(f"model {model} cannot be loaded: {reason}")
