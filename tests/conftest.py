@@ -1,13 +1,19 @@
-"""What holds for all tests: one thread each, and one process for all that start a service."""
+"""What holds for all tests: one thread each, one process for all that start a service, no property against time."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 END_TO_END = "tests/end_to_end/"
+# How long an example takes says something of the machine only, and a failure can be seen again.
+settings.register_profile(
+    "any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 class SharedFixtures(LoadScopeScheduling):

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from deployments.config import LeadoutConfig, parse_config
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
@@ -94,7 +95,7 @@ def rendered(folder: Path) -> Manifests:
     """What kustomize makes of `folder`. CalledProcessError, with its words, if it refuses."""
     command = kustomize_command()
     assert command is not None
-    output = subprocess.run([*command, str(folder)], check=True, capture_output=True, text=True, timeout=60).stdout
+    output = subprocess.run([*command, str(folder)], check=True, capture_output=True, text=True, timeout=HANG_S).stdout
     return Manifests(list(yaml.safe_load_all(output)), (K8S / "Dockerfile").read_text())
 
 

@@ -74,13 +74,13 @@ async def worker_process() -> AsyncIterator[tuple[LinkAddress, "asyncio.subproce
 
 @contextlib.asynccontextmanager
 async def raw_dealer(address: LinkAddress, keys: KeyPair = KEYS) -> AsyncIterator["zmq.Socket[bytes]"]:
-    """A plain socket that connects as a router does and can send any bytes; receiving gives up after 10 s."""
+    """A plain socket that connects as a router does and can send any bytes; receiving gives up where something hangs."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.curve_serverkey = address.public_key
     socket.linger = 0
-    socket.rcvtimeo = 10_000
+    socket.rcvtimeo = int(HANG_S * 1000)
     socket.connect(address.endpoint)
     try:
         yield socket

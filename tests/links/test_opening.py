@@ -167,7 +167,9 @@ def test_a_dead_worker_gets_no_link(choice: Any) -> None:
     asyncio.run(run())
 
 
-def test_a_worker_that_goes_while_its_link_opens_leaves_none_behind() -> None:
+def test_a_worker_that_goes_while_its_link_opens_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", HANG_S)
+
     async def run() -> None:
         worker, links = Served(), WorkerLinks("auto")
 

@@ -28,6 +28,12 @@ from workers.messages import (
 )
 
 
+async def is_refused(link: ZmqLink) -> None:
+    """Wait until the worker has said no."""
+    while not link._refusal:
+        await asyncio.sleep(0.01)
+
+
 def test_bytes_that_are_no_message_neither_crash_nor_stall_the_worker() -> None:
     async def run() -> None:
         with serving(count) as address:
@@ -58,8 +64,9 @@ def test_a_stranger_is_refused_and_cannot_stall_the_worker() -> None:
                 plain.linger = 0
                 plain.connect(address.endpoint)
                 plain.send(encode_request(1, 1, ReleaseRequest((99,))))
+                await asyncio.wait_for(is_refused(stranger), HANG_S)
                 with pytest.raises(LinkClosedError, match="refused the router's key"):
-                    await stranger.opened(1.0)
+                    await stranger.opened(0.1)
                 with pytest.raises(LinkClosedError):
                     await stranger.call(ReleaseRequest((98,)), HANG_S)
                 _, writer = await asyncio.open_connection("127.0.0.1", int(address.endpoint.rsplit(":", 1)[1]))
