@@ -10,9 +10,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 END_TO_END = "tests/end_to_end/"
 # How long an example takes says something of the machine only, and a failure can be seen again.
-settings.register_profile(
-    "any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 

@@ -50,7 +50,9 @@ def serving(codec: TextCodec) -> Callable[..., object]:
     def serve(service: ScriptedService, limits: ServingLimits = LIMITS) -> Iterator[str]:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            config = uvicorn.Config(create_app(service, codec, limits), log_level="warning", lifespan="off")
+            config = uvicorn.Config(
+                create_app(service, codec, limits), log_level="warning", lifespan="off", timeout_keep_alive=int(HANG_S)
+            )
             server = uvicorn.Server(config)
             thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
             thread.start()

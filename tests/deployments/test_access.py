@@ -16,6 +16,7 @@ from deployments.text import TextCodec
 from tests.deployments.asgi import Exchange, until
 from tests.deployments.helpers import COMPLETIONS, LIMITS, SOME, says
 from tests.fakes import ScriptedService
+from tests.fakes.virtual_time import run_virtually
 from tests.limits import HANG_S
 
 KEYS = (ApiKey("alice", digest_of("key-a")), ApiKey("bob", digest_of("key-b")))
@@ -28,10 +29,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def run(test: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test, HANG_S)
-
-    asyncio.run(bounded())
+    run_virtually(lambda _: asyncio.wait_for(test, HANG_S))
 
 
 class HeldService(ScriptedService):

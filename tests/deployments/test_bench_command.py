@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -13,14 +14,18 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from deployments import access
 from deployments.access import AccessRules
 from deployments.api_client import ServiceError, stream_events, text_of
 from deployments.api_keys import ApiKey, digest_of
 from deployments.bench_plot import plot
 from deployments.cli import cli
 from deployments.endpoint_bench import BenchOptions, Level, Sample, bench, built_in_prompts, percentiles, summary
+from deployments.http_errors import error_response
 from tests.deployments.helpers import LIMITS, says
 from tests.fakes import ScriptedService
+from workers.errors import RequestError
+from workers.messages import GenerationEvent, GenerationRequest
 
 Serving = Callable[..., AbstractContextManager[str]]
 IDS = list(range(70, 82))
@@ -74,10 +79,29 @@ def test_the_key_comes_from_the_environment(serving: Serving) -> None:
     assert refused.exit_code == 2 and "401" in refused.stderr and "key-wrong" not in refused.output
 
 
-def test_requests_that_are_refused_are_counted_and_tell_by_the_status(serving: Serving, tmp_path: Path) -> None:
+def test_requests_that_are_refused_are_counted_and_tell_by_the_status(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+
+    def refusing(error: RequestError) -> Any:
+        refused.set()
+        return error_response(error)
+
+    class Held(ScriptedService):
+        """Answers the request that nobody measures, and those that are measured once one of them was refused."""
+
+        async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+            """See ScriptedService."""
+            while self.requests and not refused.is_set():
+                await asyncio.sleep(0.001)
+            async for event in super().generate(request):
+                yield event
+
+    monkeypatch.setattr(access, "error_response", refusing)
     limits = replace(ROOMY, access=AccessRules(max_concurrent_per_key=1))
     file = tmp_path / "bench.json"
-    with serving(ScriptedService(says(IDS), delay_s=0.05), limits) as url:
+    with serving(Held(says(IDS)), limits) as url:
         result = invoke(url, "--concurrency", "4", "--requests", "8", "--json", str(file))
     assert result.exit_code == 1, result.output
     (level,) = json.loads(file.read_text())["levels"]

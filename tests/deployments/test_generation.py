@@ -8,6 +8,7 @@ from deployments.generation import ChoiceDelta, GenerationFailedError, generate_
 from deployments.text import TextCodec
 from deployments.visible_text import TextDelta
 from tests.fakes import ScriptedService, in_blocks
+from tests.limits import HANG_S
 from workers.errors import UnavailableError
 from workers.messages import (
     FinishReason,
@@ -24,7 +25,7 @@ MIXED = "日本🙂é x"
 
 
 def request(name: str = "r", ends: frozenset[int] = frozenset({0})) -> GenerationRequest:
-    return GenerationRequest(name, token_ids([5, 6]), SamplingParams(), StopConditions(100, ends), timeout_s=5)
+    return GenerationRequest(name, token_ids([5, 6]), SamplingParams(), StopConditions(100, ends), timeout_s=HANG_S)
 
 
 def texts_of(codec: TextCodec, events: Sequence[GenerationEvent], asked: GenerationRequest | None = None) -> list[str]:
@@ -100,8 +101,8 @@ def test_a_generation_that_ends_without_a_reason_is_an_error_not_a_stop(codec: T
 
 
 def test_a_silent_router_is_given_up_at_the_deadline(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "DEADLINE_GRACE_S", -4.9)
-    service = ScriptedService(lambda _: [TokenChunk(token_ids([5]))], delay_s=60)
+    monkeypatch.setattr(generation, "DEADLINE_GRACE_S", 0.1 - HANG_S)
+    service = ScriptedService(lambda _: [TokenChunk(token_ids([5]))], delay_s=2 * HANG_S)
 
     async def run() -> None:
         await anext(generate_text(service, request(), codec))

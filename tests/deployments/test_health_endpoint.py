@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from deployments import health_endpoint
 from deployments.draining import Drain
+from deployments.health_endpoint import PROBE_TIMEOUT_S
 from deployments.http_app import create_app
 from deployments.text import TextCodec
 from tests.deployments.asgi import Exchange
 from tests.deployments.helpers import LIMITS, SOME, error_of, says
 from tests.fakes import TARGET, ScriptedService
-from tests.limits import HANG_S
+from tests.fakes.virtual_time import VirtualLoop, run_virtually
 from workers.messages import RouterStatus, WorkerRole
 
 SILENT, LEAVING = replace(TARGET, silent=True), replace(TARGET, draining=True)
@@ -51,29 +51,35 @@ def test_probes_say_what_is_missing(
 
 
 class StuckService(ScriptedService):
-    """A router that does not even heed that nobody waits for its answer any more."""
+    """A router that does not even heed that nobody waits for its answer any more, until it is `freed`."""
+
+    def __init__(self) -> None:
+        super().__init__(says(SOME))
+        self.freed = asyncio.Event()
 
     async def status(self, with_worker_stats: bool = False) -> RouterStatus:
-        """Never return."""
-        while True:
+        """Return late."""
+        while not self.freed.is_set():
             try:
-                await asyncio.Event().wait()
+                await self.freed.wait()
             except asyncio.CancelledError:
                 asyncio.current_task().uncancel()  # type: ignore[union-attr]
+        return await super().status()
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_probes_do_not_wait_for_a_stuck_router(codec: TextCodec, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_endpoint, "PROBE_TIMEOUT_S", 0.05)
-    app = create_app(StuckService(says(SOME)), codec, LIMITS)
-    loop = asyncio.new_event_loop()  # not `run`, which would wait for the stuck call
-    exchange = loop.run_until_complete(asyncio.wait_for(Exchange().run(app, path, "GET"), HANG_S))
+def test_probes_do_not_wait_for_a_stuck_router_and_take_two_seconds_at_most(codec: TextCodec, path: str) -> None:
+    async def probe(loop: VirtualLoop) -> tuple[Exchange, float]:
+        service = StuckService()
+        exchange = await Exchange().run(create_app(service, codec, LIMITS), path, "GET")
+        answered_s = loop.now_s
+        service.freed.set()  # or its task would outlive the loop
+        return exchange, answered_s
+
+    exchange, answered_s = run_virtually(probe)
     error = json.loads(exchange.body)["error"]
     assert exchange.status == 503 and "router" in error["message"]
-
-
-def test_probes_take_two_seconds_at_most() -> None:
-    assert health_endpoint.PROBE_TIMEOUT_S <= 2.0
+    assert answered_s == pytest.approx(PROBE_TIMEOUT_S, abs=0.01) and PROBE_TIMEOUT_S <= 2.0
 
 
 def test_a_stopping_ingress_is_not_ready_and_still_healthy(codec: TextCodec) -> None:

@@ -1,6 +1,9 @@
 import asyncio
+import json
+import socket
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -120,7 +123,7 @@ def test_an_unexpected_error_in_mid_stream_tells_no_secrets(client_of: Callable[
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]])
 def test_a_client_that_leaves_a_stream_cancels_every_choice(serving: Callable[..., Any], prompt: object) -> None:
-    service = ScriptedService(lambda _: in_blocks([70] * 1000, 1), delay_s=0.1)
+    service = ScriptedService(lambda _: in_blocks([70] * 5000, 1), delay_s=0.05)
     body = {"prompt": prompt, "max_tokens": 60, "stream": True}
     with serving(service) as url:
         with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=HANG_S) as response:
@@ -131,7 +134,7 @@ def test_a_client_that_leaves_a_stream_cancels_every_choice(serving: Callable[..
 
 
 def test_a_client_that_leaves_while_nothing_is_sent_cancels(serving: Callable[..., Any]) -> None:
-    service = ScriptedService(lambda _: [TokenChunk(token_ids([70]), 0)] * 1000, delay_s=0.02)
+    service = ScriptedService(lambda _: [TokenChunk(token_ids([70]), 0)] * 5000, delay_s=0.05)
     with serving(service) as url:
         with httpx.stream("POST", url + CHAT, json={**HELLO, "stream": True}, timeout=HANG_S) as response:
             next(response.iter_lines())
@@ -140,10 +143,13 @@ def test_a_client_that_leaves_while_nothing_is_sent_cancels(serving: Callable[..
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_before_the_first_token_cancels(serving: Callable[..., Any], stream: bool) -> None:
-    service = ScriptedService(lambda _: in_blocks([70] * 10, 1), delay_s=30)
+    service = ScriptedService(lambda _: in_blocks([70] * 10, 1), delay_s=2 * HANG_S)
+    body = json.dumps({"prompt": ["a", "b"], "stream": stream})
+    asking = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}"
     with serving(service) as url:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(url + COMPLETIONS, json={"prompt": ["a", "b"], "stream": stream}, timeout=0.3)
+        with socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), timeout=HANG_S) as connection:
+            connection.sendall(asking.encode())
+            wait_until(lambda: len(service.requests) == 2)
         wait_until(lambda: len(service.cancelled) == 2)
 
 

@@ -11,6 +11,7 @@ from deployments.grammar_check import GrammarCheck
 from deployments.text import TextCodec
 from tests.deployments.helpers import CHAT, COMPLETIONS, HELLO, error_of
 from tests.fakes import ScriptedService, byte_tokenizer, word_tokenizer
+from tests.fakes.virtual_time import VirtualLoop, run_virtually
 from tests.limits import HANG_S
 from workers.decoding.grammar import GrammarCompiler
 from workers.errors import InvalidRequestError, UnavailableError
@@ -210,10 +211,17 @@ def test_verdicts_are_remembered_good_or_bad(codec: TextCodec, monkeypatch: pyte
 
 
 def test_compiling_holds_up_no_event_loop_and_has_a_limit(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-    monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, grammar: release.wait(HANG_S))
+    begun, release = threading.Event(), threading.Event()
 
-    async def run() -> None:
+    def compile_slowly(self: GrammarCompiler, grammar: Grammar) -> None:
+        begun.set()
+        assert release.wait(HANG_S)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_slowly)
+
+    async def run(loop: VirtualLoop) -> None:
+        # Time passes only while the first grammar is being compiled, however late its thread comes to it.
+        loop.when_idle = lambda: not begun.wait(HANG_S)
         check = GrammarCheck(codec.backend.to_str, timeout_s=0.5)
         slow = asyncio.create_task(check.check("p", regex("a")))
         await asyncio.sleep(0.01)
@@ -222,6 +230,7 @@ def test_compiling_holds_up_no_event_loop_and_has_a_limit(codec: TextCodec, monk
         with pytest.raises(InvalidRequestError, match=r"takes more than 0.5 s"):
             await slow
         release.set()
+        loop.when_idle = loop.wait_for_threads
         await check.check("p", regex("b"))
 
-    asyncio.run(run())
+    run_virtually(run)

@@ -58,18 +58,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if timers and min(timers) <= self.now_s:
                 break
             if self._in_threads:
-                self._wait_for_threads()
+                self.wait_for_threads()
             elif self.when_idle():
                 continue
             elif timers:
                 self.now_s = min(timers)
             else:
-                self._wait_for_threads()
+                self.wait_for_threads()
         super()._run_once()  # type: ignore[misc]
 
-    def _wait_for_threads(self) -> None:
+    def wait_for_threads(self) -> bool:
+        """Wait until another thread calls back, which may be `when_idle` for threads that the loop does not know."""
         self._process_events(self._selector.select(HANG_S))  # type: ignore[attr-defined]
         assert self._ready, "nothing can happen any more"
+        return True
 
 
 def run_virtually(test: Callable[[VirtualLoop], Awaitable[T]]) -> T:

@@ -74,7 +74,7 @@ async def worker_process() -> AsyncIterator[tuple[LinkAddress, "asyncio.subproce
 
 @contextlib.asynccontextmanager
 async def raw_dealer(address: LinkAddress, keys: KeyPair = KEYS) -> AsyncIterator["zmq.Socket[bytes]"]:
-    """A plain socket that connects as a router does and can send any bytes; receiving gives up where something hangs."""
+    """A plain socket that connects as a router does and can send any bytes; receiving does not hang."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
