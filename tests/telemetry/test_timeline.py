@@ -1,6 +1,7 @@
 """Where a request's time goes: phases add up, and the first commit is no decoding."""
 
 import math
+import time
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,24 @@ def test_a_request_that_never_ran_has_only_waited() -> None:
     line.end(4.0)
     assert [line.spent_ms(phase) for phase in Phase] == pytest.approx([3000.0, 0.0, 0.0])
     assert line.first_token_ms is None
+
+
+def test_a_process_that_is_stopped_while_it_reads_its_clocks_tells_the_same_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, stops = 5.0, iter([3.0, 0.5])
+
+    def time_ns() -> int:
+        nonlocal now_s
+        now_s += next(stops, 0.0)
+        return round(now_s * 1e9)
+
+    with monkeypatch.context() as clocks:
+        clocks.setattr(time, "perf_counter", lambda: now_s)
+        clocks.setattr(time, "time_ns", time_ns)
+        line = Timeline()
+    assert now_s == 8.5
+    assert (line.began_s, line.began_ns, line.epoch_ns(now_s)) == (5.0, 5 * 10**9, 8_500_000_000)
 
 
 @given(st.lists(st.tuples(st.sampled_from([*Phase, None]), st.floats(0, 100)), max_size=20))
