@@ -7,6 +7,7 @@ import pytest
 from deployments.text import TextCodec
 from tests.deployments.helpers import says
 from tests.fakes import ScriptedService
+from tests.limits import HANG_S
 from workers.messages import FinishReason, GenerationFailed
 
 USER: Any = {"role": "user", "content": "hi"}
@@ -17,7 +18,7 @@ def api(serving: Callable[..., Any], codec: TextCodec) -> Iterator[openai.OpenAI
     script = says(codec.encode("日本🙂é x").tolist(), 4, FinishReason.STOP)
     with (
         serving(ScriptedService(script)) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as api,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=HANG_S) as api,
     ):
         yield api
 
@@ -75,7 +76,7 @@ def test_the_official_client_does_not_send_a_request_again_that_ends_its_workers
     poison = ScriptedService(lambda _: [GenerationFailed(500, "poison_request", "3 targets in a row failed over it")])
     with (
         serving(poison) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=2) as api,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=2, timeout=HANG_S) as api,
         pytest.raises(openai.InternalServerError, match="3 targets in a row"),
     ):
         api.completions.create(model="tiny", prompt="x")

@@ -49,7 +49,7 @@ def test_b32_an_empty_prompt_does_not_end_the_server(url: str, prompt: object) -
 def test_b33_errors_are_those_of_the_official_client(
     url: str, fields: dict[str, Any], error: type[openai.APIStatusError], param: str
 ) -> None:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as api:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=HANG_S) as api:
         body: dict[str, Any] = {"model": "tiny", "messages": [USER], **fields}
         with pytest.raises(error) as raised:
             api.chat.completions.create(**body)
