@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from deployments.config import LeadoutConfig, parse_config
+from tests.emulated.conftest import StandingClock
 from tests.in_process import save_byte_llama
 from tests.limits import HANG_S
 from workers.draft_worker import DraftWorker
@@ -30,7 +31,7 @@ def config(folder: Path, target: dict[str, float] | None, drafter: dict[str, flo
     return parse_config({"target": model | {"emulated": target}, "drafters": drafters})
 
 
-def test_emulated_workers_say_that_a_step_took_the_emulated_time(tmp_path: Path) -> None:
+def test_emulated_workers_say_that_a_step_took_the_emulated_time(tmp_path: Path, clock: StandingClock) -> None:
     save_byte_llama(tmp_path)
     both = config(
         tmp_path, {"base_ms": 700.0, "token_ms": 1.0}, {"step_ms": 600.0, "row_ms": 0.0, "read_token_ms": 0.0}
@@ -44,6 +45,7 @@ def test_emulated_workers_say_that_a_step_took_the_emulated_time(tmp_path: Path)
     verified = target.handle(VerifyRequest((VerifyItem(1, 0, 0, PROMPT, sampling=sampling, prompt_tokens=4),)))
     assert isinstance(proposed, ProposeResponse) and isinstance(verified, VerifyResponse)
     assert (proposed.compute_ms, verified.compute_ms) == (600.0, 704.0)
+    assert clock.now_s * 1e3 == pytest.approx(600.0 + 704.0)
 
 
 def test_without_the_key_nothing_is_emulated(tmp_path: Path) -> None:

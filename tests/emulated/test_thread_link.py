@@ -14,10 +14,13 @@ from workers.messages import ReleaseRequest, StatsRequest, VerifyRequest, Verify
 
 
 class Gated:
-    """A target whose steps wait for `gate`; the numbers of the sequences that it releases tell the order."""
+    """A target whose steps wait for `gate`; the numbers of the sequences that it releases tell the order.
+
+    `begun` is set when a release has begun.
+    """
 
     def __init__(self) -> None:
-        self.gate, self.released = threading.Event(), list[int]()
+        self.gate, self.begun, self.released = threading.Event(), threading.Event(), list[int]()
 
     def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Wait for the gate."""
@@ -26,6 +29,7 @@ class Gated:
 
     def release(self, sequence_ids: Iterable[int] | None) -> None:
         """Note the order."""
+        self.begun.set()
         assert self.gate.wait(HANG_S)
         self.released += sequence_ids or ()
 
@@ -87,9 +91,11 @@ def test_a_closed_link_answers_nothing_and_fails_what_waits() -> None:
         worker = Gated()
         link = ThreadLink(worker)
         calls = [asyncio.create_task(link.call(ReleaseRequest((index,)), HANG_S)) for index in range(2)]
-        await asyncio.sleep(0.01)
-        threading.Timer(0.05, worker.gate.set).start()
-        await asyncio.to_thread(link.close)
+        assert await asyncio.to_thread(worker.begun.wait, HANG_S)
+        closing = asyncio.create_task(asyncio.to_thread(link.close))
+        await asyncio.wait([calls[1]])  # which only the closed link ends, while the gate is shut
+        worker.gate.set()
+        await closing
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert answers[0] is None
         assert isinstance(answers[1], LinkClosedError)

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.emulated.conftest import StandingClock
 from tests.emulated.workers import PROMPT, SAMPLING, drafter, target
 from workers.answering import answer
 from workers.emulated.stretched import EmulatedDrafter, EmulatedTarget, stretched_drafter, stretched_target
@@ -30,12 +31,11 @@ def go_on(sequence_id: int, drafts: list[int], draft_tokens: int, branches: int)
     return DraftAheadItem(sequence_id, 0, 4, token_ids(PROMPT[4:]), token_ids(drafts), draft_tokens, branches)
 
 
-def test_a_targets_step_takes_its_base_and_the_tokens_it_reads() -> None:
+def test_a_targets_step_takes_its_base_and_the_tokens_it_reads(clock: StandingClock) -> None:
     worker = EmulatedTarget(target(), TargetTiming(base_ms=40.0, token_ms=1.5))
     item = VerifyItem(1, 0, 0, token_ids(PROMPT), Proposal(token_ids([70, 71])), sampling=SAMPLING, prompt_tokens=5)
-    began = time.perf_counter()
     response = worker.verify(VerifyRequest((item,)))
-    assert (time.perf_counter() - began) * 1e3 >= 40.0 + 7 * 1.5
+    assert clock.now_s * 1e3 == pytest.approx(40.0 + 7 * 1.5)
     assert response.compute_ms == 40.0 + 7 * 1.5
     assert (worker.usage.steps, worker.usage.tokens, worker.usage.busy_ms) == (1, 7, 50.5)
     assert worker.stats().sequences == 1
@@ -46,12 +46,13 @@ def test_a_step_that_reads_nothing_takes_no_time() -> None:
     assert TargetTiming().verify_ms(target().verify(VerifyRequest((lost,)))) == 0
 
 
-def test_a_drafter_takes_a_pass_per_draft_and_rows_drop_out() -> None:
+def test_a_drafter_takes_a_pass_per_draft_and_rows_drop_out(clock: StandingClock) -> None:
     request = ProposeRequest((start(1, 3), start(2, 1)))
     response = drafter().propose(request)
     # Passes of 2, 1 and 1 rows; the first one reads 8 tokens more than one per row.
     assert STEADY.propose_ms(request, response) == 3 * 40.0 + 4 * 2.0 + 8 * 0.5
     assert EmulatedDrafter(drafter(), STEADY).propose(request).compute_ms == 132.0
+    assert clock.now_s * 1e3 == pytest.approx(132.0)
 
 
 def test_reading_alone_takes_one_pass_and_being_lost_none() -> None:
@@ -68,7 +69,7 @@ def test_a_draft_that_was_too_uncertain_took_its_time_too() -> None:
     assert STEADY.propose_ms(request, drafter(rates=(0.5,)).propose(request)) == 2 * 42.0 + 4 * 0.5
 
 
-def test_drafting_ahead_takes_a_pass_to_read_and_one_per_draft_of_all_branches() -> None:
+def test_drafting_ahead_takes_a_pass_to_read_and_one_per_draft_of_all_branches(clock: StandingClock) -> None:
     worker = EmulatedDrafter(drafter(rates=(0.6,)), STEADY)
     chain = worker.propose(ProposeRequest((start(1, 4),))).items[0].proposal.token_ids.tolist()
     response = worker.draft_ahead(DraftAheadRequest((go_on(1, chain, draft_tokens=3, branches=5),)))
@@ -76,17 +77,19 @@ def test_drafting_ahead_takes_a_pass_to_read_and_one_per_draft_of_all_branches()
     assert response.compute_ms == (40.0 + 2.0) + 3 * (40.0 + 5 * 2.0) + 4 * 0.5
     assert (worker.ahead_usage.steps, worker.ahead_usage.tokens) == (1, 15)
     assert (worker.usage.steps, worker.usage.tokens) == (1, 4)
+    assert clock.now_s * 1e3 == pytest.approx(worker.usage.busy_ms + response.compute_ms)
 
 
-def test_a_step_that_was_computed_too_late_is_an_overrun_and_says_how_long_it_took() -> None:
+def test_a_step_that_was_computed_too_late_is_an_overrun_and_says_how_long_it_took(clock: StandingClock) -> None:
     device = EmulatedDevice()
-    took_ms = device.finish(time.perf_counter() - 1.0, 400.0, 3)
-    assert took_ms >= 1_000.0
+    took_ms = device.finish(clock.now_s - 1.0, 400.0, 3)
+    assert took_ms == pytest.approx(1_000.0)
     assert device.usage.overruns == 1
-    assert device.usage.overrun_ms >= 600.0
+    assert device.usage.overrun_ms == pytest.approx(600.0)
     assert device.usage.busy_ms == took_ms
-    assert device.usage.late_ms >= 0
-    assert device.finish(time.perf_counter(), 5.0, 3) == 5.0
+    assert device.usage.late_ms == pytest.approx(0.0)
+    assert clock.now_s == 0.0
+    assert device.finish(clock.now_s, 5.0, 3) == 5.0
     assert (device.usage.steps, device.usage.tokens, device.usage.overruns) == (2, 6, 1)
 
 
