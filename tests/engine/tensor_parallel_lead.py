@@ -1,15 +1,15 @@
 """Rank 0 of the tensor-parallel tests: runs what it reads from standard input as JSON, one command per line.
 
-`python -m tests.engine.tensor_parallel_lead FOLDER PORT TIMEOUT`; commands are {"steps": [[id, first, ids, rows],
-...]} (parents may follow the rows), {"keep": [[id, first, nodes], ...]}, {"publish": [id, ids]}, {"start": [id, ids]},
-{"sleep_s": s}, {"weights": true} and {"close": true}; each is answered by one line of JSON.
+`python -m tests.engine.tensor_parallel_lead FOLDER PORT TIMEOUT`; it joins after an empty line. Commands are
+{"steps": [[id, first, ids, rows], ...]} (parents may follow the rows), {"keep": [[id, first, nodes], ...]},
+{"publish": [id, ids]}, {"start": [id, ids]}, {"weights": true} and {"close": true}; each is answered by one line of
+JSON.
 """
 
 import json
 import sys
-import time
 
-from tests.engine.tensor_parallel_peer import load
+from tests.engine.tensor_parallel_peer import load, wait_for_go
 from tests.engine.weight_pages import mapped_and_owned_bytes
 from workers.engine.step import AcceptedPath, StepInput
 from workers.errors import LinkClosedError
@@ -23,14 +23,13 @@ def step_input(sequence_id: int, first: int, ids: list[int], rows: int, parents:
 
 def main() -> None:
     folder, port, timeout_s = sys.argv[1:]
+    wait_for_go()
     engine = load(folder, 0, int(port), float(timeout_s))
     print(json.dumps({"ready": engine.total_blocks}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         answer: object = None
-        if "sleep_s" in command:
-            time.sleep(command["sleep_s"])
-        elif "keep" in command:
+        if "keep" in command:
             engine.keep_paths([AcceptedPath(one, first, token_ids(nodes)) for one, first, nodes in command["keep"]])
         elif "publish" in command:
             engine.publish(command["publish"][0], token_ids(command["publish"][1]))

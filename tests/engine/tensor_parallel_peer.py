@@ -1,6 +1,7 @@
 """The follower process of the tensor-parallel tests: `python -m tests.engine.tensor_parallel_peer FOLDER PORT TIMEOUT`.
 
-Its exit status says how following ended: 0 stopped, 3 the link closed, 4 refused at start-up.
+It joins after an empty line. Its exit status says how following ended: 0 stopped, 3 the link closed, 4 refused at
+start-up.
 """
 
 import sys
@@ -19,8 +20,15 @@ def load(folder: str, rank: int, port: int, timeout_s: float) -> Engine:
     return Engine.load(config, TensorParallelRank(rank, 2, "127.0.0.1", port, timeout_s))
 
 
+def wait_for_go() -> None:
+    """Say that all is imported, and wait for a line from the test."""
+    print("imported", flush=True)
+    sys.stdin.readline()
+
+
 def main() -> int:
     folder, port, timeout_s = sys.argv[1:]
+    wait_for_go()
     torch.set_num_threads(1)
     try:
         engine = load(folder, 1, int(port), float(timeout_s))

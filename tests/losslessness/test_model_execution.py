@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import torch
 
 from tests.engine.tiny_models import FAMILIES, TinyModel, save_model
 from tests.engine.whole_rounds import noisy_copy
+from tests.fakes.ports import kept_port
 from tests.losslessness.model_execution import (
     DRAFTERS,
     MAX_TOKENS,
@@ -118,12 +118,10 @@ class TwoRanks:
     def _load(self, folder: Path) -> None:
         if self._loaded is not None:
             self._send(0, {"end": True})
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        for rank in range(2):
-            self._send(rank, {"folder": str(folder), "port": port})
-        assert self._answer() == {}
+        with kept_port() as port:
+            for rank in range(2):
+                self._send(rank, {"folder": str(folder), "port": port})
+            assert self._answer() == {}
         self._loaded = folder
 
     def _send(self, rank: int, command: dict[str, Any]) -> None:
