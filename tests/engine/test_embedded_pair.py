@@ -1,11 +1,10 @@
 """The embedded pair is one that speculation pays for."""
 
-import asyncio
-
 from benchmarks.harness import ROOT
 from deployments.in_process import answer_all
 from deployments.text import TextCodec
 from models.corpus import held_out_prompts
+from tests.engine.whole_rounds import run_rounds
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.messages import GenerationRequest, SamplingParams, StopConditions
@@ -23,6 +22,6 @@ def test_accepted_length_on_held_out_code_is_at_least_2_8() -> None:
         GenerationRequest(prompt, codec.encode(prompt), SamplingParams(temperature=0.0), StopConditions(max_tokens=64))
         for prompt in held_out_prompts(24)
     ]
-    usages = asyncio.run(answer_all(target, drafter, codec, RouterConfig(max_draft_tokens=4), requests))
+    usages = run_rounds(lambda: answer_all(target, drafter, codec, RouterConfig(max_draft_tokens=4), requests))
     committed = sum(usage.committed_tokens for usage in usages)
     assert committed / sum(usage.verifications for usage in usages) >= 2.8
