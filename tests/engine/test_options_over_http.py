@@ -12,10 +12,17 @@ from deployments.text import TextCodec
 from tests.deployments.helpers import CHAT, COMPLETIONS, error_of, events_of, streamed_text
 from tests.fakes import byte_tokenizer
 from tests.in_process import InProcessService, application, load, save_byte_llama, save_drafters
+from tests.limits import HANG_S
 from workers.router.config import RouterConfig
 
 K = 5
 PROMPT = "The sky"
+
+
+@pytest.fixture(autouse=True)
+def no_drafts_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, a round waits for its drafts."""
+    monkeypatch.setattr("workers.router.drafting.LATE_FLOOR_S", HANG_S)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +31,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = tmp_path_factory.mktemp("bytes")
     noisy = save_drafters(save_byte_llama(folder), folder)["noisy"]
     codec = TextCodec.load(str(folder))
-    service = InProcessService(load(folder), {"noisy": load(noisy)}, codec, RouterConfig(max_draft_tokens=K))
+    config = RouterConfig(max_draft_tokens=K, propose_deadline_s=HANG_S)
+    service = InProcessService(load(folder), {"noisy": load(noisy)}, codec, config)
     with TestClient(application(service, codec, K)) as client:
         yield client
 

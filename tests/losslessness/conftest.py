@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 
 from deployments.text import TextCodec
 from tests.in_process import InProcessService, application, load, save_byte_llama, save_drafters
+from tests.limits import HANG_S
 from workers.router.config import RouterConfig
 
 MAX_DRAFT_TOKENS = 8
@@ -18,6 +19,12 @@ def drafting_ahead_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters as large as their target never have the time to draft ahead; here they take it."""
     monkeypatch.setattr("workers.router.ahead.TOLERANCE", 1e9)
     monkeypatch.setattr("workers.router.ahead.AheadJudge.pays", lambda judge, *times_ms: True)
+
+
+@pytest.fixture(autouse=True)
+def no_drafts_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, a round waits for its drafts: else the target would look some up instead."""
+    monkeypatch.setattr("workers.router.drafting.LATE_FLOOR_S", HANG_S)
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +55,9 @@ def make_service(model_folder: Path, codec: TextCodec) -> Callable[..., InProces
     ) -> InProcessService:
         target = load(model_folder, max_context_tokens=max_context_tokens, kv_cache_gib=kv_cache_gib)
         engines = {name: load(model_folder / name) for name in drafters}
-        config = RouterConfig(MAX_DRAFT_TOKENS, draft_ahead=True, max_cohorts=2, fallback="prompt_lookup")
+        config = RouterConfig(
+            MAX_DRAFT_TOKENS, propose_deadline_s=HANG_S, draft_ahead=True, max_cohorts=2, fallback="prompt_lookup"
+        )
         return kind(target, engines, codec, config)
 
     return make

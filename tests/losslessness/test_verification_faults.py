@@ -1,7 +1,7 @@
 """Faults that users of comparable systems met in verification and rollback (A of the public faults)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from starlette.testclient import TestClient
@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from deployments.text import TextCodec
 from tests.in_process import DRAFTER_NOISE, InProcessService, application
 from tests.losslessness.asking import OFF, ask, drafted_by
+from workers.messages import GenerationEvent, GenerationRequest
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
@@ -46,16 +47,37 @@ def test_b06_a_drafter_with_the_targets_weights_is_always_right(client: TestClie
     assert speculation["accepted_tokens"] == speculation["draft_tokens"] > 0
 
 
+class GatheringService(InProcessService):
+    """Begins no generation before `together` requests have come, so that none is over before the last one begins."""
+
+    together = 1
+    _come = 0
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """See `GenerationService.generate`."""
+        self._come += 1
+        while self._come < self.together:
+            await asyncio.sleep(0.001)
+        async for event in super().generate(request):
+            yield event
+
+    def gather(self, requests: int) -> None:
+        """The next `requests` requests begin together."""
+        self.together, self._come = requests, 0
+
+
 def test_b09_requests_that_do_not_fit_into_the_pool_together_all_get_their_own_text(
     make_service: Callable[..., InProcessService], codec: TextCodec
 ) -> None:
     # One context of 160 tokens and a little more: three requests of 100 tokens cannot end together.
-    service = make_service("own", "noisy", kv_cache_gib=0.000085)
+    service = make_service("own", "noisy", kv_cache_gib=0.000085, kind=GatheringService)
+    assert isinstance(service, GatheringService)
     needed = -(-(len("The sky") + 100) // service.target.block_tokens)
     assert needed <= service.target.total_blocks < 3 * needed
     with TestClient(application(service, codec)) as client:
         bodies = [{"max_tokens": 100, "seed": seed, "temperature": 1.0, "ignore_eos": True} for seed in range(3)]
         alone = [ask(client, **body, **OFF).ids for body in bodies]
+        service.gather(len(bodies))
         together = _at_once(client, [{**body, **drafted_by("noisy")} for body in bodies])
     assert together == alone
     assert service.target.free_blocks == service.target.total_blocks
@@ -65,12 +87,14 @@ def test_b09_sequences_that_are_preempted_again_and_again_keep_their_text(
     make_service: Callable[..., InProcessService], codec: TextCodec
 ) -> None:
     # By their budgets only one of the five would fit; by what they need at first all of them do.
-    service = make_service("own", "noisy", kv_cache_gib=0.000085)
+    service = make_service("own", "noisy", kv_cache_gib=0.000085, kind=GatheringService)
+    assert isinstance(service, GatheringService)
     with TestClient(application(service, codec)) as client:
         bodies = [{"max_tokens": 140, "seed": seed, "temperature": 1.0, "ignore_eos": True} for seed in range(5)]
         alone = [ask(client, **body, **OFF).ids for body in bodies]
         drafters = ["noisy", "own", "noisy", "own", "noisy"]
         drafted = [body | drafted_by(name) for body, name in zip(bodies, drafters, strict=True)]
+        service.gather(len(bodies))
         together = _at_once(client, [*drafted[:4], bodies[4] | OFF])
         preemptions = client.get("/status").json()["totals"]["preemptions"]
     assert together == alone
