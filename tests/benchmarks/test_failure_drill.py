@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.chaos_load import DrillRequest, Outcome, difference, drill_requests, longest_pauses
@@ -13,7 +13,6 @@ from benchmarks.recovery import silence_after
 
 
 @given(seed=st.integers(), seconds=st.floats(0, 1200), every_s=st.floats(1, 60))
-@settings(deadline=None, derandomize=True)
 def test_a_plan_repeats_by_its_seed_is_bounded_in_time_and_ends_in_peace(
     seed: int, seconds: float, every_s: float
 ) -> None:

@@ -214,7 +214,7 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(loads, st.integers(1, 30), st.booleans()), min_size=1, max_size=40))
 def test_bounds_delays_and_proportions_hold_for_any_loads(history: list[tuple[RouterLoad, int, bool]]) -> None:
     state, now = ApplicationState(), 0.0
@@ -245,13 +245,11 @@ def test_bounds_delays_and_proportions_hold_for_any_loads(history: list[tuple[Ro
 
 
 @given(loads)
-@settings(deadline=None, derandomize=True)
 def test_what_serve_carries_of_a_load_is_the_load(load: RouterLoad) -> None:
     assert RouterLoad.from_metrics(load.as_metrics() | {"running_requests": 3.0}) == load
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=60))
-@settings(deadline=None, derandomize=True)
 def test_a_pool_changes_by_the_mildest_of_its_recent_wishes(wishes: list[int]) -> None:
     state, wanted = Damping(), 4
     for second, wish in enumerate(wishes):

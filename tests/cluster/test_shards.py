@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.autoscaling import merged_load
@@ -13,7 +13,6 @@ ROUTERS, REPLICAS = st.integers(1, 5), st.integers(0, 24)
 
 
 @given(ROUTERS, REPLICAS, REPLICAS)
-@settings(deadline=None, derandomize=True)
 def test_all_workers_are_dealt_out_targets_evenly_and_drafters_in_proportion(
     routers: int, targets: int, drafters: int
 ) -> None:
@@ -27,7 +26,6 @@ def test_all_workers_are_dealt_out_targets_evenly_and_drafters_in_proportion(
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), REPLICAS)
-@settings(deadline=None, derandomize=True)
 def test_one_replica_more_takes_none_away_from_anybody(weights: list[int], count: int) -> None:
     fewer, more = dealt(count, weights), dealt(count + 1, weights)
     assert sorted(after - before for before, after in zip(fewer, more, strict=True))[:-1] == [0] * (len(weights) - 1)

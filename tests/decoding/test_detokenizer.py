@@ -48,7 +48,7 @@ def test_characters_of_several_bytes_appear_whole_in_blocks_of_any_size(block: i
 @given(text=st.text(max_size=20), blocks=st.lists(st.integers(1, 6), min_size=1, max_size=40))
 @example(text="a�", blocks=[1])
 @example(text="�b", blocks=[1])
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_the_pieces_join_to_the_exact_text_in_any_split(text: str, blocks: list[int]) -> None:
     ids = encode(text)
     parts, start = [], 0
@@ -63,7 +63,7 @@ def test_the_pieces_join_to_the_exact_text_in_any_split(text: str, blocks: list[
 @example(prompt=encode("hello 日")[:-1], completion=[*encode("日")[-1:], *encode("x")], block=1)
 @example(prompt=encode("hello �"), completion=encode("abc"), block=1)
 @example(prompt=encode("日本語"), completion=encode("日x"), block=2)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_any_bytes_after_any_prompt_give_the_text_of_the_completion_alone(
     prompt: list[int], completion: list[int], block: int
 ) -> None:

@@ -113,7 +113,7 @@ def ids(text: str, kind: str = "bytes") -> list[int]:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("name", GRAMMARS)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_after_any_drafts_accepted_and_rejected_the_masks_are_those_of_a_fresh_parser(
     kind: str, name: str, data: st.DataObject

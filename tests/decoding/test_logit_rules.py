@@ -40,7 +40,7 @@ def edited(rules: LogitRules, tokens: list[int], prompt_tokens: int, logits: tor
 
 
 @given(history=histories, data=st.data(), ends=some_ids, min_tokens=st.integers(1, 12))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_min_tokens_holds_ends_back_as_transformers_does(
     history: list[int], data: st.DataObject, ends: tuple[int, ...], min_tokens: int
 ) -> None:
@@ -54,7 +54,7 @@ def test_min_tokens_holds_ends_back_as_transformers_does(
 
 
 @given(ids=some_ids, biases=st.lists(st.integers(-199, 200).map(lambda half: half / 2), min_size=6, max_size=6))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_biases_are_added_as_transformers_does(ids: tuple[int, ...], biases: list[float]) -> None:
     logits = some_logits(3)
     pairs = tuple(zip(ids, biases, strict=False))
@@ -76,7 +76,7 @@ def test_the_smallest_bias_bans_even_the_largest_logit() -> None:
 
 
 @given(history=histories, penalty=st.sampled_from([0.5, 0.9, 1.1, 1.3, 2.0, 30.0]))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_repetition_is_penalised_as_transformers_does(history: list[int], penalty: float) -> None:
     logits = some_logits(1)
 
@@ -92,7 +92,7 @@ def test_repetition_is_penalised_as_transformers_does(history: list[int], penalt
     presence=st.sampled_from([0.0, -2.0, 0.5]),
     frequency=st.sampled_from([0.0, -0.25, 1.5]),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_presence_and_frequency_count_the_output_alone(
     history: list[int], data: st.DataObject, presence: float, frequency: float
 ) -> None:
@@ -131,7 +131,7 @@ words = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple),
 
 
 @given(bad_words=words, prompt=st.lists(st.integers(0, 4), max_size=5), output=st.lists(st.integers(0, 4), max_size=8))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_bad_words_are_banned_as_transformers_does_in_a_text_of_output_alone(
     bad_words: tuple[tuple[int, ...], ...], prompt: list[int], output: list[int]
 ) -> None:
@@ -144,7 +144,7 @@ def test_bad_words_are_banned_as_transformers_does_in_a_text_of_output_alone(
 
 
 @given(bad_words=words, prompt=st.lists(st.integers(0, 4), min_size=1, max_size=5), seed=st.integers(0, 99))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_no_output_ever_holds_a_bad_word(bad_words: tuple[tuple[int, ...], ...], prompt: list[int], seed: int) -> None:
     tokens, sampling = list(prompt), SamplingParams(temperature=1.0, seed=seed)
     for position in range(len(prompt), len(prompt) + 15):

@@ -184,7 +184,7 @@ def test_hash_bits_never_change(seed: int, choice: int, position: int, expected:
 @example(seed=0, choice=0, position=0, positions=4)
 @example(seed=LARGEST_SEED, choice=127, position=10_000_000, positions=4)
 @example(seed=2**32, choice=0, position=0, positions=1)
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_every_seed_gives_finite_noise_that_does_not_depend_on_where_a_run_begins(
     seed: int, choice: int, position: int, positions: int
 ) -> None:
@@ -201,7 +201,7 @@ def test_every_seed_gives_finite_noise_that_does_not_depend_on_where_a_run_begin
 
 
 @given(st.lists(st.integers(0, 151_935), min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_noise_of_some_ids_is_that_of_the_full_row(ids: list[int]) -> None:
     keys = torch.from_numpy(noise_keys(9, 1, 100, 2))
     chosen = torch.tensor(ids, dtype=torch.int32)

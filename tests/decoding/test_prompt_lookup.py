@@ -22,7 +22,7 @@ def searched(tokens: list[int], most: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(0, 9))
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500)
 def test_the_continuation_is_that_of_the_latest_place_with_the_longest_match(tokens: list[int], most: int) -> None:
     assert look_up(token_ids(tokens), most).tolist() == searched(tokens, most)
 

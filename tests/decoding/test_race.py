@@ -123,7 +123,7 @@ vocabularies = st.one_of(st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 4096]
 
 
 @given(run=runs, kind=st.sampled_from(list(KINDS)), vocabulary=vocabularies)
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 def test_the_ids_are_those_of_all_scores_and_all_noise(run: PositionRun, kind: str, vocabulary: int) -> None:
     logits = logits_of(kind, run, vocabulary)
 
@@ -159,7 +159,7 @@ def test_the_ids_of_large_vocabularies_are_those_of_all_scores_and_all_noise(
     batch=st.lists(st.tuples(runs, st.sampled_from(list(KINDS))), min_size=2, max_size=5),
     vocabulary=st.sampled_from([40, 700, 9000, 20_000]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_rows_of_any_kind_alone_give_what_they_give_in_a_batch(
     batch: list[tuple[PositionRun, str]], vocabulary: int
 ) -> None:
@@ -174,7 +174,7 @@ def test_rows_of_any_kind_alone_give_what_they_give_in_a_batch(
 
 
 @given(run=runs, kind=st.sampled_from(list(KINDS)), vocabulary=vocabularies)
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_warped_scores_are_what_is_drawn_from(run: PositionRun, kind: str, vocabulary: int) -> None:
     logits = logits_of(kind, run, vocabulary)
 

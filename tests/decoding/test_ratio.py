@@ -141,7 +141,7 @@ def test_the_sparse_q_is_what_drafts_are_drawn_from() -> None:
     p=st.lists(st.integers(0, 64).map(lambda n: n / 64), min_size=6, max_size=6),
     q=st.lists(st.integers(0, 64).map(lambda n: n / 64), min_size=6, max_size=6),
 )
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_the_drafts_kept_are_those_before_the_first_rejection(
     uniforms: list[float], p: list[float], q: list[float]
 ) -> None:

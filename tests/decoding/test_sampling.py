@@ -146,7 +146,7 @@ def logits_of(run: PositionRun, vocabulary: int = 40) -> torch.Tensor:
 
 
 @given(st.lists(runs, min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_a_row_alone_gives_what_it_gives_in_a_batch(batch: list[PositionRun]) -> None:
     together = draw_tokens(torch.cat([logits_of(run) for run in batch]), SamplingRows.of_runs(batch)).tolist()
 
@@ -239,7 +239,7 @@ def test_tokens_that_tie_at_the_border_of_a_filter_are_kept() -> None:
     top_k=st.integers(0, 70),
     top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.99)),
 )
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_filters_keep_what_those_of_transformers_keep(seed: int, temperature: float, top_k: int, top_p: float) -> None:
     logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (3, 64)).astype(np.float32))
     ids = torch.zeros((3, 1), dtype=torch.int64)
@@ -265,7 +265,7 @@ def test_filters_keep_what_those_of_transformers_keep(seed: int, temperature: fl
     min_p=st.one_of(st.just(1.0), st.floats(0.001, 0.999)),
     top_k=st.sampled_from([0, 1, 5, 40]),
 )
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_min_p_keeps_what_that_of_transformers_keeps(seed: int, temperature: float, min_p: float, top_k: int) -> None:
     logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (3, 64)).astype(np.float32))
     ids = torch.zeros((3, 1), dtype=torch.int64)

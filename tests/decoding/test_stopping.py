@@ -179,7 +179,7 @@ def shown(collected: Sequence[StopOutcome], text: str) -> str:
     stop=small_text,
     sizes=st.lists(st.integers(1, 4), max_size=14),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_the_text_ends_before_the_stop_string_however_it_is_split(
     pieces: list[str], stop: str, sizes: list[int]
 ) -> None:
@@ -201,7 +201,7 @@ def test_the_text_ends_before_the_stop_string_however_it_is_split(
     sizes=st.lists(st.integers(1, 4), max_size=14),
     budget=st.integers(1, 14),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_blocks_do_not_matter_and_nothing_is_shown_that_the_final_text_does_not_have(
     pieces: list[str], stops: tuple[str, ...], sizes: list[int], budget: int
 ) -> None:

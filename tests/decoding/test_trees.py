@@ -18,7 +18,7 @@ def path_to(node: int, parents: list[int]) -> list[int]:
 
 
 @given(trees)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_ancestors_and_depths_are_those_of_the_path(parents: np.ndarray) -> None:
     paths = [path_to(node, parents.tolist()) for node in range(len(parents))]
 
@@ -29,7 +29,7 @@ def test_ancestors_and_depths_are_those_of_the_path(parents: np.ndarray) -> None
 
 
 @given(trees)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_straight_runs_cover_all_rows_and_each_row_is_the_parent_of_the_next(parents: np.ndarray) -> None:
     runs = straight_runs(parents)
 

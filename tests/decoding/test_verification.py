@@ -54,7 +54,7 @@ def test_without_drafts_verification_is_plain_decoding() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=8), st.integers(0, 2))
-@hypothesis_settings(max_examples=80, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=80)
 def test_the_walk_is_the_one_of_the_definition(pairs: list[tuple[int, int]], bonus: int) -> None:
     drafts = [draft for draft, _ in pairs]
     drawn = [own for _, own in pairs] + [bonus]
@@ -101,7 +101,7 @@ def test_a_tree_is_walked_to_the_child_that_was_drawn(drawn: list[int], nodes: l
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=8), st.integers(0, 2))
-@hypothesis_settings(max_examples=80, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=80)
 def test_a_chain_is_a_tree_without_branches(pairs: list[tuple[int, int]], bonus: int) -> None:
     drafts = token_ids([draft for draft, _ in pairs])
     drawn = token_ids([own for _, own in pairs] + [bonus])
@@ -114,7 +114,7 @@ def test_a_chain_is_a_tree_without_branches(pairs: list[tuple[int, int]], bonus:
 
 
 @given(st.data())
-@hypothesis_settings(max_examples=80, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=80)
 def test_the_walk_follows_draws_for_as_long_as_some_child_has_them(data: st.DataObject) -> None:
     drafts: list[int] = []
     parents: list[int] = []

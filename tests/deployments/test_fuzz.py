@@ -18,7 +18,7 @@ def test_generated_requests_get_sound_answers_or_openais_errors() -> None:
     statuses: Counter[Any] = Counter()
 
     @given(fuzzed_requests())
-    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, suppress_health_check=list(HealthCheck))
     def try_one(request: FuzzedRequest) -> None:
         response = send(client, request)
         statuses[response.status_code] += 1

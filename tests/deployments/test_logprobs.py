@@ -38,7 +38,7 @@ LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     stop=st.lists(st.text(st.sampled_from("the cand日🙂\ufffd "), min_size=1, max_size=4), max_size=2),
     ignore_eos=st.booleans(),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_streamed_entries_are_those_of_the_whole_answer_and_belong_to_its_text(
     text: str, noise: list[tuple[int, int]], lengths: list[int], stop: list[str], ignore_eos: bool
 ) -> None:

@@ -42,7 +42,7 @@ def test_without_evidence_surer_drafts_are_likelier_and_nothing_is_certain(make:
 
 
 @given(st.lists(st.tuples(st.floats(0, allow_infinity=True), st.booleans()), max_size=80), st.floats(0))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_whatever_comes_estimates_are_bounded_and_rise(stream: list[tuple[float, bool]], evidence: float) -> None:
     calibration = Calibration.of_margins()
     for each, accepted in stream:

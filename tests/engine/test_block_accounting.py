@@ -16,7 +16,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(operations)
 def test_free_and_held_blocks_always_add_up_and_all_return_after_release(steps: list[tuple[str, int, int]]) -> None:
     pool = BlockPool(TOTAL_BLOCKS)

@@ -9,7 +9,7 @@ from workers.messages import token_ids
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.lists(st.integers(0, 9), max_size=70)), max_size=12))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_a_write_replaces_everything_from_its_position_on(writes: list[tuple[int, list[int]]]) -> None:
     history, expected = TokenHistory(), []
     for position, tokens in writes:

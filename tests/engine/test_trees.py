@@ -45,7 +45,7 @@ def test_the_logits_of_every_node_are_those_of_its_path_as_a_plain_sequence(
     engine = load_engine(model.folder)
 
     @given(trees=st.lists(tree_shapes, min_size=1, max_size=3), lengths=st.data())
-    @settings(max_examples=25, deadline=None, derandomize=True)
+    @settings(max_examples=25)
     def check(trees: list[TokenIds], lengths: st.DataObject) -> None:
         inputs, expected = [], []
         for number, parents in enumerate(trees):
@@ -95,7 +95,7 @@ def test_what_follows_a_kept_path_is_as_if_nothing_else_had_been_read(
     engine = load_engine(model.folder)
 
     @given(trees=st.lists(tree_shapes, min_size=1, max_size=3), choices=st.data())
-    @settings(max_examples=25, deadline=None, derandomize=True)
+    @settings(max_examples=25)
     def check(trees: list[TokenIds], choices: st.DataObject) -> None:
         texts = [random_ids(choices.draw(st.integers(1, 35)), number) for number in range(2)]
         for number, text in enumerate(texts):

@@ -56,7 +56,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(REQUESTS)
 def test_every_request_comes_back_as_it_was(message: WorkerRequest) -> None:
     request = decode_request(encode_request(3, 5, message))
@@ -64,7 +64,7 @@ def test_every_request_comes_back_as_it_was(message: WorkerRequest) -> None:
     assert same(request.message(), message)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(RESPONSES)
 def test_every_answer_comes_back_as_it_was(response: WorkerResponse | None) -> None:
     answer = decode_answer(encode_answer(5, response))
@@ -163,7 +163,6 @@ def test_a_message_that_cannot_be_read_keeps_its_number(kind: str, body: Any) ->
         request.message()
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_read_or_refused(body: bytes) -> None:
     for frame in (body, b"\x94\x01\x01\xaeProposeRequest" + body):

@@ -59,7 +59,7 @@ def test_an_estimate_follows_a_change() -> None:
     prior=st.floats(0, 1),
     observed=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=40),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_the_rate_is_never_certain(prior: float, observed: list[tuple[int, int]]) -> None:
     estimate = AcceptanceEstimate(prior)
     for drafted, accepted in observed:

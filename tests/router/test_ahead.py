@@ -1,7 +1,7 @@
 """How much is drafted ahead: what fits into the verification, drafts before branches."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.router.ahead import (
@@ -38,7 +38,6 @@ def test_a_slow_drafter_drafts_less_and_one_as_slow_as_the_target_nothing() -> N
     base_ms=st.floats(0.01, 50),
     row_ms=st.floats(0, 5),
 )
-@settings(deadline=None, derandomize=True)
 def test_what_is_drafted_ahead_fits_and_vanishes_with_load(
     sequences: int, draft_tokens: int, verify_ms: float, base_ms: float, row_ms: float
 ) -> None:

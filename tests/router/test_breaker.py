@@ -162,7 +162,7 @@ def times_of() -> st.SearchStrategy[RoundTimes]:
 
 
 @given(times=times_of(), sequences=st.integers(1, 64), hidden_ms=st.sampled_from([0.0, 5.0]), length=st.integers(1, 8))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_under_break_even_no_length_beats_plain_decoding_and_over_it_one_draft_does(
     times: RoundTimes, sequences: int, hidden_ms: float, length: int
 ) -> None:

@@ -23,7 +23,7 @@ def moved(before: dict[int, int], after: dict[int, int]) -> int:
 
 
 @given(lengths=LENGTHS, groups=GROUPS, current=CURRENT)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_every_sequence_has_one_group_and_groups_are_even(
     lengths: dict[int, int], groups: int, current: dict[int, int]
 ) -> None:
@@ -33,7 +33,7 @@ def test_every_sequence_has_one_group_and_groups_are_even(
 
 
 @given(lengths=LENGTHS, groups=GROUPS)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_groups_that_begin_are_contiguous_in_draft_length(lengths: dict[int, int], groups: int) -> None:
     cohorts = form_cohorts(lengths, groups, {})
     in_order = sorted(lengths, key=lambda sequence: (cohorts[sequence], lengths[sequence]))
@@ -41,14 +41,14 @@ def test_groups_that_begin_are_contiguous_in_draft_length(lengths: dict[int, int
 
 
 @given(lengths=LENGTHS, groups=GROUPS)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_without_a_change_nobody_moves(lengths: dict[int, int], groups: int) -> None:
     cohorts = form_cohorts(lengths, groups, {})
     assert form_cohorts(lengths, groups, cohorts) == cohorts
 
 
 @given(lengths=LENGTHS, groups=GROUPS, current=CURRENT)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_from_any_state_it_settles(lengths: dict[int, int], groups: int, current: dict[int, int]) -> None:
     cohorts = form_cohorts(lengths, groups, current)
     for _ in range(4):
@@ -57,7 +57,7 @@ def test_from_any_state_it_settles(lengths: dict[int, int], groups: int, current
 
 
 @given(lengths=LENGTHS.filter(bool), groups=GROUPS, data=st.data())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_one_token_more_or_less_for_one_sequence_moves_nobody(
     lengths: dict[int, int], groups: int, data: st.DataObject
 ) -> None:
@@ -68,7 +68,7 @@ def test_one_token_more_or_less_for_one_sequence_moves_nobody(
 
 
 @given(lengths=LENGTHS.filter(bool), groups=GROUPS, data=st.data())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_who_leaves_moves_few_others(lengths: dict[int, int], groups: int, data: st.DataObject) -> None:
     cohorts = form_cohorts(lengths, groups, {})
     leaving = data.draw(st.sampled_from(sorted(lengths)))
@@ -78,7 +78,7 @@ def test_who_leaves_moves_few_others(lengths: dict[int, int], groups: int, data:
 
 
 @given(lengths=LENGTHS, groups=GROUPS, current=CURRENT)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_the_order_of_the_arguments_does_not_matter(
     lengths: dict[int, int], groups: int, current: dict[int, int]
 ) -> None:
@@ -111,7 +111,7 @@ def test_no_groups_are_refused() -> None:
 
 
 @given(lengths=LENGTHS, groups=GROUPS, seed=st.integers(0, 1000))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_cohorts_by_lot_are_even_and_repeatable(lengths: dict[int, int], groups: int, seed: int) -> None:
     cohorts = random_cohorts(lengths, groups, seed)
     assert set(cohorts) == set(lengths) and even(cohorts, len(lengths), groups)

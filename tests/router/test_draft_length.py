@@ -61,7 +61,7 @@ def candidates_of() -> st.SearchStrategy[list[DraftCandidate]]:
 
 @pytest.mark.parametrize("name", get_args(DraftLengthName))
 @given(rounds=st.lists(st.tuples(candidates_of(), st.sampled_from([VIEW, UNKNOWN])), min_size=1, max_size=40))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 def test_every_policy_answers_for_all_candidates_and_keeps_to_their_limits(
     name: DraftLengthName, rounds: list[tuple[list[DraftCandidate], LaneView]]
 ) -> None:

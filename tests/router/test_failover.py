@@ -134,7 +134,7 @@ def test_a_call_of_an_earlier_life_does_not_put_the_new_drafter_out_of_service()
     percent=st.sampled_from([0, 60, 100]),
     comes_later=st.booleans(),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_sequences_of_a_dead_target_go_on_at_another_without_a_doubled_or_missing_token(
     step: int, trouble: Trouble, k: int, percent: int, comes_later: bool
 ) -> None:

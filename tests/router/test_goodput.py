@@ -79,7 +79,7 @@ def check(plan: LengthPlan, rates: list[float], limits: list[int], times: RoundT
 
 
 @given(sequences=sequences_of(5), times=times_of(), hidden_ms=st.sampled_from([0.0, 3.0, 25.0]))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_one_group_gets_the_best_lengths_there_are(
     sequences: list[tuple[float, int]], times: RoundTimes, hidden_ms: float
 ) -> None:
@@ -90,7 +90,7 @@ def test_one_group_gets_the_best_lengths_there_are(
 
 
 @given(sequences=sequences_of(5), times=times_of(), groups=st.integers(2, 3))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_groups_in_turns_get_lengths_close_to_the_best(
     sequences: list[tuple[float, int]], times: RoundTimes, groups: int
 ) -> None:
@@ -102,7 +102,7 @@ def test_groups_in_turns_get_lengths_close_to_the_best(
 
 
 @given(sequences=sequences_of(12), times=times_of(), groups=st.integers(1, 4), data=st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_the_promise_of_given_lengths_is_the_definition(
     sequences: list[tuple[float, int]], times: RoundTimes, groups: int, data: st.DataObject
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_cohort_waits_for_many_late_drafts_and_not_for_one() -> None:
 
 
 @given(sequences=sequences_of(6), times=times_of(), data=st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_waiting_is_decided_by_goodput(
     sequences: list[tuple[float, int]], times: RoundTimes, data: st.DataObject
 ) -> None:

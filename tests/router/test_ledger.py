@@ -17,7 +17,7 @@ operations = st.lists(
 
 
 @given(total=st.integers(1, 30), block_tokens=st.sampled_from([1, 4, 16]), operations=operations)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_promises_never_exceed_the_blocks_and_all_come_back(
     total: int, block_tokens: int, operations: list[tuple[str, int, int, int]]
 ) -> None:

@@ -49,7 +49,7 @@ def requests_of(shapes: list[tuple[int, int, tuple[int | None, bool]]]) -> list[
 
 
 @given(guess=guesses, k=st.integers(0, 6), shapes=shapes, target_troubles=troubles, chunk=st.sampled_from([3, 8, 512]))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_every_token_has_its_log_probabilities_once_whatever_the_target_forgets(
     guess: Guess,
     k: int,
@@ -78,7 +78,7 @@ def test_every_token_has_its_log_probabilities_once_whatever_the_target_forgets(
     shapes=shapes,
     chunk=st.sampled_from([3, 7]),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_a_target_that_dies_costs_and_doubles_no_entry(
     step: int, trouble: Trouble, shapes: list[tuple[int, int, tuple[int | None, bool]]], chunk: int
 ) -> None:

@@ -1,6 +1,6 @@
 """How many looked-up drafts pay: against the goodput of every number of them."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.router.draft_planning import lookups_that_pay
@@ -13,7 +13,6 @@ from workers.router.step_times import StepTimeFit
     token_ms=st.floats(0.01, 5),
     sequences=st.integers(1, 64),
 )
-@settings(deadline=None, derandomize=True)
 def test_every_lookup_pays_and_no_further_one_would(
     rate: float, base_ms: float, token_ms: float, sequences: int
 ) -> None:

@@ -52,7 +52,7 @@ shapes = st.lists(
     drafter_context=st.sampled_from([8, 30, 256]),
     blocks=st.sampled_from([24, 60, 4096]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_the_text_is_that_of_plain_decoding_whatever_happens_to_the_drafter(
     guess: Guess,
     k: int,
@@ -93,7 +93,7 @@ def test_the_text_is_that_of_plain_decoding_whatever_happens_to_the_drafter(
     target_troubles=st.dictionaries(st.integers(0, 12), st.sampled_from([Trouble.FORGET, Trouble.STALE]), max_size=4),
     chunk=st.sampled_from([3, 512]),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_a_target_that_forgets_or_answers_late_repeats_and_loses_no_token(
     guess: Guess, k: int, shapes: list[tuple[int, int, int | None]], target_troubles: dict[int, Trouble], chunk: int
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_request_may_switch_speculation_off_or_name_its_drafter() -> None:
     draft_ahead=st.booleans(),
     drafter_context=st.sampled_from([30, 256]),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_a_draft_length_that_changes_every_round_changes_no_token(
     lengths: list[int],
     guess: Guess,

@@ -109,7 +109,7 @@ async def ask_and_leave(router: Router, number: int, shape: tuple[int, int], lea
     ),
     targets=st.integers(1, 2),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_whatever_happens_every_text_is_that_of_plain_decoding_and_everything_ends(
     shapes: list[tuple[int, int]],
     leaving: dict[int, int],

@@ -18,7 +18,7 @@ LIMITS = PrefillLimits(most_tokens=512, least_tokens=16, latency_factor=2.0)
 
 
 @given(base=st.floats(0, 100), token=st.floats(0.001, 10), sizes=st.sets(st.integers(1, 4096), min_size=2, max_size=12))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_points_on_a_line_give_the_line(base: float, token: float, sizes: set[int]) -> None:
     fit = fit_line([(size, base + token * size) for size in sizes])
     assert fit is not None
@@ -90,7 +90,7 @@ def test_small_steps_have_a_line_of_their_own() -> None:
     least=st.integers(1, 64),
     most=st.integers(1, 4096),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_the_predicted_step_stays_within_the_factor_unless_that_would_stop_prompts(
     base: float, token: float, decoding: int, factor: float, least: int, most: int
 ) -> None:

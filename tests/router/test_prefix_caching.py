@@ -37,7 +37,7 @@ def items_of(worker: ScriptedTarget) -> list[VerifyItem]:
     chunk=st.sampled_from([3, 16, 512]),
     drafter_context=st.sampled_from([30, 256]),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_the_text_is_that_of_plain_decoding_whatever_the_workers_have_cached_or_lost(
     guess: Guess,
     k: int,

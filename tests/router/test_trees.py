@@ -48,7 +48,7 @@ troubles = st.dictionaries(st.integers(0, 12), st.sampled_from(Trouble), max_siz
     drafter_context=st.sampled_from([8, 30, 256]),
     blocks=st.sampled_from([18, 60, 4096]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_the_text_is_that_of_plain_decoding_whatever_trees_are_drafted(
     mixed: list[Guess],
     k: int,
@@ -189,7 +189,7 @@ def test_a_proposal_that_cannot_be_verified_is_dropped_with_a_warning(
 
 
 @given(st.lists(st.integers(-1, 6), max_size=6), st.integers(0, 7))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_only_trees_within_the_budget_whose_parents_come_first_have_no_fault(parents: list[int], asked: int) -> None:
     tree = proposal(list(range(len(parents))), parents)
     valid = len(parents) <= asked and all(parent < node for node, parent in enumerate(parents))

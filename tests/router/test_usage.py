@@ -63,7 +63,7 @@ def test_a_block_that_crosses_max_tokens_delivers_exactly_max_tokens(max_tokens:
     shapes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=5),
     end_token=st.integers(15, 31),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_counts_agree_with_each_other_and_with_the_totals(
     percent: int, k: int, shapes: list[tuple[int, int]], end_token: int
 ) -> None:
