@@ -1,6 +1,6 @@
 """Stand-ins that tests share: a generation service that plays a script, tokenizers, and workers without a model."""
 
-from tests.fakes.links import REQUEST_IN_SERVICE, ContextNotingLink, HangingLink, HoldingLink
+from tests.fakes.links import REQUEST_IN_SERVICE, ContextNotingLink, HangingLink, HoldingLink, SlowReadingLink
 from tests.fakes.service import TARGET, Script, ScriptedService, in_blocks
 from tests.fakes.tokenizers import END_OF_TEXT, PLAIN_TEMPLATE, byte_tokenizer, piece_tokenizer, word_tokenizer
 from tests.fakes.toy import (
@@ -42,6 +42,7 @@ __all__ = [
     "ScriptedService",
     "ScriptedTarget",
     "ScriptedWorker",
+    "SlowReadingLink",
     "SwayedTarget",
     "Trouble",
     "byte_tokenizer",

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from tests.fakes.workers import ScriptedWorker
 from workers.errors import LinkClosedError
 from workers.messages import (
+    ProposeRequest,
     ReleaseRequest,
     VerifyRequest,
     WorkerRequest,
@@ -46,6 +47,22 @@ class HoldingLink:
             self.holding.set()
             await self.release.wait()
         return answer
+
+
+class SlowReadingLink:
+    """A link to a drafter that answers one message at a time, as real ones do, and reads for `reading_s` seconds."""
+
+    def __init__(self, worker: ScriptedWorker, reading_s: float) -> None:
+        self._worker = worker
+        self._reading_s = reading_s
+        self._turn = asyncio.Lock()
+
+    async def call(self, message: WorkerRequest, deadline_s: float) -> WorkerResponse | None:
+        """See `workers.links.Link.call`."""
+        async with self._turn:
+            if isinstance(message, ProposeRequest) and not any(item.draft_tokens for item in message.items):
+                await asyncio.sleep(self._reading_s)
+            return await self._worker.call(message, deadline_s)
 
 
 REQUEST_IN_SERVICE: ContextVar[str | None] = ContextVar("request_in_service", default=None)

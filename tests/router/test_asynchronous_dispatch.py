@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from tests.fakes import HoldingLink, ScriptedDrafter, ScriptedTarget
+from tests.fakes import HoldingLink, ScriptedDrafter, ScriptedTarget, SlowReadingLink
 from tests.router.helpers import (
     ChangingLengths,
     ask,
@@ -16,7 +16,7 @@ from tests.router.helpers import (
     until,
 )
 from workers.messages import ProposeRequest, VerifyRequest
-from workers.router.draft_length import DraftCandidate, DraftPlan, LaneView
+from workers.router.draft_length import DraftCandidate, DraftPlan, LaneView, draft_length_policy
 
 
 def test_while_one_cohort_is_verified_the_other_is_drafted_for_and_waits_at_the_target() -> None:
@@ -98,6 +98,26 @@ def test_a_target_looks_drafts_up_for_those_without_a_drafter() -> None:
             off = await ask(router, request(max_tokens=40, number=1, enabled=False))
             assert (off.usage.draft_tokens, off.tokens) == (0, plainly(asked[1]))
             await assert_nothing_is_left(router, target)
+
+    run(test)
+
+
+def test_waiting_behind_prompts_that_a_drafter_reads_does_not_count_as_what_its_drafts_cost() -> None:
+    long, short = request(length=200, number=0), request(max_tokens=200, number=1)
+    later = request(max_tokens=120, number=2)
+
+    async def test() -> None:
+        target, drafter = ScriptedTarget(delay_s=0.002), ScriptedDrafter()
+        limits = {"max_draft_tokens": 4, "max_cohorts": 1, "prefill_chunk_tokens": 40}
+        async with serving(target, policy=draft_length_policy("goodput"), **limits) as router:
+            await router.register(drafter.registration, SlowReadingLink(drafter, reading_s=0.04))
+            drafted_for = asyncio.create_task(ask(router, short))
+            await until(lambda: target.steps > 4)  # now it is known how fast drafts are
+            assert (await ask(router, long)).tokens == plainly(long)
+            assert (await drafted_for).tokens == plainly(short)
+            answer = await ask(router, later)
+            assert answer.tokens == plainly(later)
+            assert answer.usage.draft_tokens > 60
 
     run(test)
 

@@ -171,6 +171,19 @@ def test_where_drafts_do_not_pay_they_are_still_tried_and_cost_less_than_a_hundr
     assert late >= 0.99 * fixed_goodput(lane.rates, lane.times, 0)
 
 
+def test_a_drafter_that_is_far_too_slow_is_tried_seldom_enough_and_one_that_only_seemed_so_comes_back() -> None:
+    slow = RoundTimes(StepTimeFit(30.0, 0.1), StepTimeFit(300.0, 0.0), overhead_ms=2.0)
+    lane = Lane([0.9], slow, draft_length_policy("goodput"))
+    lane.run(200)
+    tokens, time_ms, rounds = lane.tokens, lane.time_ms, len(lane.lengths)
+    lane.run(10_000)
+    assert sum(sum(lengths) for lengths in lane.lengths[rounds:]) > 0
+    assert (lane.tokens - tokens) / (lane.time_ms - time_ms) >= 0.99 * fixed_goodput(lane.rates, slow, 0)
+    lane.times = times_with(0.1)
+    lane.run(4)
+    assert lane.lengths[-1][0] > 3
+
+
 def test_where_two_groups_are_better_it_uses_them_and_keeps_up_with_the_best_fixed_length_in_two() -> None:
     times = RoundTimes(StepTimeFit(10.0, 0.1), StepTimeFit(8.0, 0.02), overhead_ms=4.0)
     lane = Lane([0.8] * 32, times, draft_length_policy("goodput"))

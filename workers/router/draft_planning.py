@@ -9,6 +9,7 @@ from workers.router.cohorts import form_cohorts, random_cohorts
 from workers.router.config import RouterConfig
 from workers.router.draft_length import DraftCandidate, DraftLengthPolicy, DraftPlan, LaneView
 from workers.router.goodput import RoundTimes
+from workers.router.recent import Recent
 from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
@@ -19,6 +20,8 @@ from workers.router.totals import RoundClock
 LOOKUP_PROBE_ROUNDS = 16
 """Where looked-up drafts do not pay, one is tried in one of so many rounds."""
 MOST_LOOKUPS = 32
+RECENT_ROUNDS = 15
+"""How many rounds the overhead is taken from."""
 
 
 @dataclass(slots=True)
@@ -30,9 +33,9 @@ class LaneTimes:
     """
 
     verify: StepTimes = field(default_factory=StepTimes)
-    plain_overhead_ms: Smoothed = field(default_factory=Smoothed)
-    drafted_overhead_ms: Smoothed = field(default_factory=Smoothed)
-    asking_ms: Smoothed = field(default_factory=Smoothed)
+    plain_overhead_ms: Recent = field(default_factory=lambda: Recent(RECENT_ROUNDS))
+    drafted_overhead_ms: Recent = field(default_factory=lambda: Recent(RECENT_ROUNDS))
+    asking_ms: Recent = field(default_factory=lambda: Recent(RECENT_ROUNDS))
     hidden_ms: Smoothed = field(default_factory=Smoothed)
     ahead: AheadJudge = field(default_factory=AheadJudge)
 
@@ -58,11 +61,11 @@ class LaneTimes:
 
     def overhead_ms(self) -> float:
         """Return what a round without drafts takes beside its verification. Before there was one, what others take."""
-        return (self.plain_overhead_ms if self.plain_overhead_ms.count else self.drafted_overhead_ms).value
+        return (self.plain_overhead_ms if len(self.plain_overhead_ms) else self.drafted_overhead_ms).median
 
     def draft_overhead_ms(self) -> float:
         """Return what comes on top in a round with drafts, beside the drafter's computing."""
-        return max(0.0, self.drafted_overhead_ms.value - self.overhead_ms()) + self.asking_ms.value
+        return max(0.0, self.drafted_overhead_ms.median - self.overhead_ms()) + self.asking_ms.median
 
 
 class DraftPlanner:

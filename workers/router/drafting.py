@@ -27,7 +27,7 @@ from workers.router.config import RouterConfig
 from workers.router.detached import detached_task
 from workers.router.goodput import RoundTimes, worth_waiting
 from workers.router.peer import Peer
-from workers.router.roster import Roster
+from workers.router.roster import Roster, reads_much
 from workers.router.rounds import (
     INLINE_READ_TOKENS,
     PlannedSequence,
@@ -111,7 +111,11 @@ class Drafting:
         sequences = {plan.sequence.sequence_id: plan.sequence for plan in asked}
         for worker_id, request in requests.reads.items():
             self._roster.begins_to_read(worker_id, sum(len(item.committed) for item in request.items))
-            self._keep(detached_task(self._ask(drafters[worker_id], request, sequences, {})))
+            self._keep(detached_task(self._read(drafters[worker_id], request, sequences)))
+        clock.drafters_read = any(
+            worker_id in requests.reads or self._roster.is_reading(worker_id) or reads_much(request)
+            for worker_id, request in requests.drafts.items()
+        )
         drafted: dict[int, Proposal] = {}
         awaited = {
             self._keep(detached_task(self._ask(drafters[worker_id], request, sequences, drafted, clock))): request
@@ -176,6 +180,10 @@ class Drafting:
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its round goes on without drafts.
             logger.error("a drafter's answer cannot be used", exc_info=error)
+
+    async def _read(self, drafter: Peer, request: ProposeRequest, sequences: Mapping[int, Sequence]) -> None:
+        with self._roster.reading(drafter.worker_id):
+            await self._ask(drafter, request, sequences, {})
 
     async def _ask(
         self,

@@ -252,8 +252,8 @@ class Lane:
     ) -> None:
         drafted = [plan for plan in live if plan.draft_tokens]
         expected_ms = None
-        # A round that went on without some of its drafts has hidden nothing.
-        if drafted and all(plan.sequence.sequence_id in proposals for plan in drafted):
+        # A round that went on without some of its drafts has hidden nothing, and waiting for a reader says nothing.
+        if drafted and not clock.drafters_read and all(plan.sequence.sequence_id in proposals for plan in drafted):
             steps = max(plan.draft_tokens for plan in drafted)
             expected_ms = self._planner.expected_draft_ms(drafted[0].drafter_id, steps, len(drafted))
         self._planner.times.observe_round(clock, alone, bool(drafted), expected_ms)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from workers.messages import DrafterReport, ProposeRequest, ProposeResponse
@@ -29,6 +30,7 @@ class DrafterRecord:
     step_times: StepTimes = field(default_factory=StepTimes)
     read_ms_per_token: Smoothed = field(default_factory=Smoothed)
     reads_until_s: float = 0.0
+    reads_under_way: int = 0
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
 
@@ -124,6 +126,24 @@ class Roster(Mapping[str, Peer]):
             begins_s = max(record.reads_until_s, time.monotonic())
             record.reads_until_s = begins_s + tokens * record.read_ms_per_token.value / 1e3
 
+    @contextmanager
+    def reading(self, worker_id: str) -> Iterator[None]:
+        """Note that the drafter reads within the block: others' drafts come later than they would by themselves."""
+        record = self.record(worker_id)
+        if record is None:
+            yield
+            return
+        record.reads_under_way += 1
+        try:
+            yield
+        finally:
+            record.reads_under_way -= 1
+
+    def is_reading(self, worker_id: str) -> bool:
+        """Whether the drafter has been sent something only to read, and has not answered."""
+        record = self.record(worker_id)
+        return record is not None and record.reads_under_way > 0
+
     def reads_for_ms(self, worker_id: str) -> float:
         """Return how long the drafter is expected to be reading yet."""
         record = self.record(worker_id)
@@ -137,7 +157,7 @@ class Roster(Mapping[str, Peer]):
         drafted = [len(item.proposal) for item in answer.items]
         read = sum(len(item.committed) for item in request.items)
         if steps := max(drafted, default=0):
-            if read <= MOST_READ_TOKENS * len(request.items):
+            if not reads_much(request):
                 record.step_times.observe(len(request.items), answer.compute_ms / steps)
         elif not any(item.draft_tokens for item in request.items):
             record.read_ms_per_token.observe(answer.compute_ms / read)
@@ -156,3 +176,8 @@ class Roster(Mapping[str, Peer]):
         was_usable = self.is_usable(worker_id)
         record.breaker.observe(drafted, accepted, break_even, time.monotonic())
         return was_usable and not self.is_usable(worker_id)
+
+
+def reads_much(request: ProposeRequest) -> bool:
+    """Whether a drafter reads so much for the request that its time says nothing about draft steps."""
+    return sum(len(item.committed) for item in request.items) > MOST_READ_TOKENS * len(request.items)

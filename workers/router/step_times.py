@@ -2,11 +2,12 @@
 
 import sys
 from bisect import bisect_right
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations
 from statistics import median
+
+from workers.router.recent import Recent
 
 SAMPLES_PER_SIZE = 15
 ANY_SIZE = sys.maxsize
@@ -50,18 +51,17 @@ class StepTimes:
     in it. Fits are asked for many times between two steps and made once.
     """
 
-    _sizes: dict[int, deque[tuple[int, float]]] = field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=SAMPLES_PER_SIZE))
-    )
-    _medians: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _sizes: dict[int, tuple[Recent, Recent]] = field(default_factory=dict)
     _fits: dict[int, StepTimeFit | None] = field(default_factory=dict)
 
     def observe(self, tokens: int, ms: float) -> None:
         """Note that a step of `tokens` tokens took `ms` milliseconds."""
         size = tokens.bit_length()
-        steps = self._sizes[size]
-        steps.append((tokens, ms))
-        self._medians[size] = median(tokens for tokens, _ in steps), median(ms for _, ms in steps)
+        if size not in self._sizes:
+            self._sizes[size] = Recent(SAMPLES_PER_SIZE), Recent(SAMPLES_PER_SIZE)
+        of_tokens, of_ms = self._sizes[size]
+        of_tokens.observe(tokens)
+        of_ms.observe(ms)
         self._fits.clear()
 
     def fit(self, up_to: int = ANY_SIZE) -> StepTimeFit | None:
@@ -73,6 +73,6 @@ class StepTimes:
         sizes = sorted(self._sizes)
         used = max(2, bisect_right(sizes, up_to.bit_length()))
         if used not in self._fits:
-            points = [self._medians[size] for size in sizes[:used]]
+            points = [(tokens.median, ms.median) for tokens, ms in (self._sizes[size] for size in sizes[:used])]
             self._fits[used] = StepTimeFit(points[0][1], 0.0) if len(points) == 1 else fit_line(points)
         return self._fits[used]

@@ -9,7 +9,10 @@ from workers.router.metrics_recorder import MetricsRecorder
 
 @dataclass(slots=True)
 class RoundClock:
-    """Times of one round in milliseconds; the wait includes the compute."""
+    """Times of one round in milliseconds; the wait includes the compute.
+
+    `drafters_read`: a drafter had much to read before it could draft for the round.
+    """
 
     # Looked up when it is read: a test may own the clock.
     began_s: float = field(default_factory=lambda: time.perf_counter())
@@ -17,6 +20,7 @@ class RoundClock:
     draft_compute_ms: float = 0.0
     verify_wait_ms: float = 0.0
     verify_compute_ms: float = 0.0
+    drafters_read: bool = False
 
     def verified(self, wait_ms: float, compute_ms: float) -> None:
         """Note how long the verification took."""

@@ -63,15 +63,21 @@ class Probing:
         next_plan, silent = self._plans + 1, self._silent.values()
         if next_plan >= self._next_neighbours or any(each.probed_after is not None for each in silent):
             return True
-        return self._saved_ms >= self._needed_ms and any(each.due <= next_plan for each in silent)
+        return self._saved_ms >= min(self._needed_ms, self._most_saved_ms) and any(
+            each.due <= next_plan for each in silent
+        )
 
     def wait(self) -> None:
         """A round of the lengths in use goes by."""
         self._plans += 1
         self._save()
 
+    @property
+    def _most_saved_ms(self) -> float:
+        return MOST_SAVED_ROUNDS * self._round_ms
+
     def _save(self) -> None:
-        self._saved_ms = min(self._saved_ms + BUDGET * self._round_ms, MOST_SAVED_ROUNDS * self._round_ms)
+        self._saved_ms = min(self._saved_ms + BUDGET * self._round_ms, self._most_saved_ms)
 
     def apply(self, candidates: Sequence[DraftCandidate], rates: Floats, plan: LengthPlan, view: LaneView) -> Ints:
         """Return the lengths to use in this round, shape [n]: those of `plan`, or those of a probe of it."""
@@ -82,20 +88,23 @@ class Probing:
         due = self._due(candidates, plan.draft_tokens)
         if self._plans >= self._next_neighbours:
             self._next_neighbours = self._plans + self._probe_every
-            options = self._neighbours(candidates, plan.draft_tokens)
-        elif due and self._saved_ms >= self._needed_ms:
-            options = self._first_drafts(plan.draft_tokens, due)
+            options, most_ms = list(self._neighbours(candidates, plan.draft_tokens)), float("inf")
+        elif due and self._saved_ms >= min(self._needed_ms, self._most_saved_ms):
+            options, most_ms = list(self._first_drafts(plan.draft_tokens, due)), self._most_saved_ms
         else:
             return plan.draft_tokens
         self._needed_ms = 0.0
         hopes = np.where(plan.draft_tokens == 0, np.maximum(rates, self._successes.value), rates)
         for lengths in options:
             cost_ms = self._cost_ms(hopes, lengths, plan, view.times, view.hidden_ms)
-            if cost_ms <= self._saved_ms:
+            # What is known of the times may be wrong, or out of date, which shows only if somebody is drafted for. The
+            # smallest probe of all is made once nothing more is saved up, and paid for afterwards.
+            price_ms = min(cost_ms, most_ms) if lengths is options[-1] else cost_ms
+            if price_ms <= self._saved_ms:
                 self._saved_ms -= cost_ms
                 self._note(candidates, plan.draft_tokens, lengths)
                 return lengths
-            self._needed_ms = cost_ms
+            self._needed_ms = price_ms
         return plan.draft_tokens
 
     def _cost_ms(self, rates: Floats, lengths: Ints, plan: LengthPlan, times: RoundTimes, hidden_ms: float) -> float:
