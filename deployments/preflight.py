@@ -30,7 +30,7 @@ class ServedModel:
 
 
 def check_deployment(config: LeadoutConfig) -> ServedModel:
-    """Check models, pairs and shards. Raises ConfigurationError, one line that names the key or folder."""
+    """Check models, pairs, shards and KV pools. Raises ConfigurationError, one line that names the key or folder."""
     target = config.target
     check_tensor_parallel(target.model, target.tensor_parallel_size, target.trust_remote_code)
     for drafter in config.drafters:
@@ -39,29 +39,26 @@ def check_deployment(config: LeadoutConfig) -> ServedModel:
     vocabulary = tokenizer_size(config.target.model)
     if tokenizer is None or vocabulary is None:
         raise ConfigurationError(f"target.model: {config.target.model} has no tokenizer.json")
-    _check_pool("target", target, target.engine_config(target.tensor_parallel_size))
+    context_tokens = _check_pool("target", target, target.engine_config(target.tensor_parallel_size))
     for index, drafter in enumerate(config.drafters):
         _check_pool(f"drafters[{index}]", drafter, drafter.engine_config())
     return ServedModel(
         tokenizer_json=tokenizer.read_text(encoding="utf-8"),
         vocabulary_size=vocabulary,
-        context_length=context_length(
-            config.target.model,
-            load_config(config.target.model, config.target.trust_remote_code),
-            config.target.max_context_tokens,
-        ),
+        context_length=context_tokens,
     )
 
 
-def _check_pool(key: str, section: WorkerSection, engine: EngineConfig) -> None:
-    """Check that the KV pool of a worker, or of each of its ranks, holds one whole context."""
-    context_tokens = context_length(
-        section.model, load_config(section.model, section.trust_remote_code), section.max_context_tokens
-    )
+def _check_pool(key: str, section: WorkerSection, engine: EngineConfig) -> int:
+    """Check that the KV pool of a worker, or of each of its ranks, holds one whole context; return that in tokens."""
+    text_config = load_config(section.model, section.trust_remote_code)
+    context_tokens = context_length(section.model, text_config, section.max_context_tokens)
+    shape = kv_shape(engine, text_config)
     try:
-        affordable_blocks(kv_shape(engine), engine.kv_cache_gib, engine.block_tokens, context_tokens)
+        affordable_blocks(shape, engine.kv_cache_gib, engine.block_tokens, context_tokens)
     except ConfigurationError as error:
         raise ConfigurationError(f"{key}.{error}") from error
+    return context_tokens
 
 
 def resolve_models(config: LeadoutConfig) -> LeadoutConfig:

@@ -50,7 +50,7 @@ def test_ctrl_c_drains_and_a_second_one_ends_every_process() -> None:
                 await anext(long)
                 await anext(short)
                 interrupt(mine)
-                await wait_for_line(mine, "Draining: ")
+                await wait_for_line(mine, "Draining: 2 requests still running")
                 assert await code_of(client, "POST", "/v1/completions", json={"prompt": "a"}) == (503, "draining")
                 assert await code_of(client, "GET", "/ready") == (503, "draining")
                 assert await code_of(client, "GET", "/health") == (200, None)

@@ -26,7 +26,7 @@ def test_it_is_the_median_of_the_last_values(clock: list[float]) -> None:
     assert len(recent) == 3
 
 
-def test_after_a_long_silence_two_values_say_that_things_have_changed_and_one_does_not(clock: list[float]) -> None:
+def test_after_a_long_silence_the_first_new_value_changes_nothing_and_the_third_decides(clock: list[float]) -> None:
     recent = Recent(15)
     for _ in range(15):
         recent.observe(10.0)

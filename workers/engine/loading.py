@@ -90,9 +90,8 @@ def attention_shape(config: "PreTrainedConfig") -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
-def kv_shape(config: EngineConfig) -> KVShape:
-    """Return what one cached token of `config.model` occupies on each rank, from its configuration alone."""
-    text_config = load_config(config.model, config.trust_remote_code)
+def kv_shape(config: EngineConfig, text_config: "PreTrainedConfig") -> KVShape:
+    """Return what one cached token occupies on each rank."""
     _, kv_heads, head_dim = attention_shape(text_config)
     layers: int = text_config.num_hidden_layers
     return KVShape(layers, kv_heads // config.tensor_parallel_size, head_dim, _DTYPES[config.dtype])
@@ -122,7 +121,7 @@ def load_model(config: EngineConfig, rank: int = 0) -> LoadedModel:
         vocabulary_size=vocabulary_size,
         embedding_size=embedding_size,
         context_length=context_length(config.model, text_config, config.max_context_tokens),
-        kv_shape=kv_shape(config),
+        kv_shape=kv_shape(config, text_config),
         device=device,
         tokenizer_file=model_file(config.model, "tokenizer.json"),
     )

@@ -14,7 +14,7 @@ class Recent:
     """The last few values, at most `most`; a single one that is far off moves their median little.
 
     Once another comes, those older than `MAX_AGE_S` seconds are forgotten but for the last `KEPT_OLD_VALUES`: after a
-    long silence two values are enough to say that things have changed, and one is not.
+    long silence the first new value changes nothing, and the third outweighs the old ones.
     """
 
     most: int
