@@ -62,7 +62,7 @@ class PairOptions:
 
     def drafter(self, model: str) -> EngineConfig:
         """Return the drafter's engine configuration."""
-        return replace(self.target(model), quantization=self.quantization)
+        return replace(self.target(model), quantization=self.quantization, quantised_output=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,10 @@ class DrafterSection(WorkerSection):
     autoscaling: DrafterAutoscaling | None = None
     emulated: EmulatedDrafterSection | None = Field(None, description="take this time instead of the device's own")
 
+    def engine_config(self, tensor_parallel_size: int = 1) -> EngineConfig:
+        """Return what the drafter's engine needs."""
+        return replace(super().engine_config(tensor_parallel_size), quantised_output=True)
+
     def spec(self) -> DrafterSpec:
         """Return what the draft worker loads."""
         timing = None if self.emulated is None else DrafterTiming(**self.emulated.model_dump())

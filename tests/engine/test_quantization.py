@@ -5,11 +5,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from deployments.config import DrafterSection, TargetSection
 from tests.engine.tiny_models import FAMILIES, TinyModel, save_model
 from tests.engine.whole_rounds import noisy_copy, prompts, request, run_all
 from workers.drafters.registry import DrafterSpec, build_drafter
@@ -17,6 +18,7 @@ from workers.engine.auto_quantization import load_drafter
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.int8_linear import Int8Linear, onednn_is_exact
+from workers.engine.loading import memory_need
 from workers.engine.quantization import check_quantization, loading_options, quieten_bitsandbytes
 from workers.engine.step import StepInput
 from workers.errors import ConfigurationError
@@ -33,13 +35,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "leadout" / "quantization.json"
 
 
+def wide_model(folder: Path, tied: bool) -> TinyModel:
+    """A tiny model whose layers are wide enough for 4-bit blocks."""
+    config = FAMILIES["qwen2"]()
+    config.hidden_size, config.intermediate_size, config.tie_word_embeddings = 64, 128, tied
+    return TinyModel(folder, save_model(config, folder))
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """A tiny model whose layers are wide enough for 4-bit blocks, with tied embeddings."""
-    config = FAMILIES["qwen2"]()
-    config.hidden_size, config.intermediate_size, config.tie_word_embeddings = 64, 128, True
-    folder = tmp_path_factory.mktemp("wide")
-    return TinyModel(folder, save_model(config, folder))
+    return wide_model(tmp_path_factory.mktemp("wide"), tied=True)
 
 
 def configuration(model: TinyModel | Path, **options: Any) -> EngineConfig:
@@ -74,11 +79,44 @@ def test_the_output_layer_and_tied_embeddings_stay_as_they_are(wide: TinyModel, 
     assert type(layer).__name__ == {"int8": "Int8Linear", "nf4": "Linear4bit"}[kind]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_drafters_output_layer_can_be_int8_too_beside_the_embedding_it_was_tied_to(
+    tied: bool, tmp_path: Path
+) -> None:
+    model = wide_model(tmp_path, tied)
+    config = configuration(model, quantization="int8")
+    with_output, without = (Engine.load(replace(config, quantised_output=told)) for told in (True, False))
+    inner, other = cast(Any, with_output.model), cast(Any, without.model)
+    assert type(inner.lm_head) is Int8Linear
+    assert torch.equal(inner.model.embed_tokens.weight, other.model.embed_tokens.weight)
+    ids = [5, 6, 7, 8, 40, 41]
+    plain, found = model.logits(ids), logits(with_output, ids)
+    assert (found - plain).norm() / plain.norm() < 0.1
+    assert not torch.equal(found, logits(without, ids))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_memory_of_a_quantised_output_layer_is_counted(tied: bool, tmp_path: Path) -> None:
+    config = configuration(wide_model(tmp_path, tied), quantization="int8", dtype="float32")
+    cpu = torch.device("cpu")
+    without, with_output = (memory_need(replace(config, quantised_output=told), cpu) for told in (False, True))
+    parameters = 64 * FAMILIES["qwen2"]().vocab_size
+    # A tied one gets weights beside the embedding's; another one's shrink from four bytes to one.
+    assert with_output.weights - without.weights == (parameters if tied else -3 * parameters)
+    assert with_output.loading - without.loading == (parameters if tied else 0)
+
+
+def test_drafters_of_a_deployment_have_a_quantised_output_and_targets_do_not() -> None:
+    section = {"model": "some/model", "quantization": "int8"}
+    assert DrafterSection.model_validate(section | {"name": "small"}).spec().engine.quantised_output
+    assert not TargetSection.model_validate(section).engine_config().quantised_output
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_drafter_changes_no_token(wide: TinyModel, kind: str, temperature: float) -> None:
     target = Engine.load(configuration(wide))
-    drafter = Engine.load(configuration(wide, quantization=kind))
+    drafter = Engine.load(configuration(wide, quantization=kind, quantised_output=True))
     asked = [request(prompt, SamplingParams(temperature=temperature, seed=5)) for prompt in prompts(3)]
     asked = [replace(one, request_id=str(index)) for index, one in enumerate(asked)]
     plain, _ = run_all(target, None, asked, ROUTER)

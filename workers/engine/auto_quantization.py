@@ -133,7 +133,8 @@ def _cache_key(config: EngineConfig) -> str:
     path = Path(config.model).expanduser()
     model = f"{path.resolve()} {path.stat().st_mtime_ns}" if path.exists() else config.model
     versions = ", ".join(f"{library} {_version(library)}" for library in _LIBRARIES)
-    return f"{model} | {config.dtype} | {hardware} | {versions}"
+    layers = "output quantised" if config.quantised_output else "output as it is"
+    return f"{model} | {config.dtype} | {layers} | {hardware} | {versions}"
 
 
 def _processor() -> str:

@@ -14,8 +14,9 @@ class EngineConfig:
     rank's KV pool. `max_context_tokens` caps the context below the model's own; `threads` sets torch's CPU threads of
     the process. With `prefix_caching` the KV of a prompt is kept and shared with sequences that begin alike.
 
-    `quantization` is of the linear layers: "none", "int8", "nf4", or for drafters "auto". Pickled weights are read, and
-    code that comes with a model is run, only where `allow_pickled_weights` and `trust_remote_code` say so.
+    `quantization` is of the linear layers: "none", "int8", "nf4", or for drafters "auto". With `quantised_output` INT8
+    on the CPU is also the form of the output layer: for drafters, whose logits are guesses. Pickled weights are read,
+    and code that comes with a model is run, only where `allow_pickled_weights` and `trust_remote_code` say so.
 
     With `emulated` a target takes another device's time; a drafter's is in its `DrafterSpec`.
     """
@@ -29,6 +30,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     threads: int | None = None
     quantization: str = "none"
+    quantised_output: bool = False
     allow_pickled_weights: bool = False
     trust_remote_code: bool = False
     prefix_caching: bool = True

@@ -14,7 +14,7 @@ from workers.engine.kv_pool import KVShape
 from workers.engine.loading_progress import LoadingReport, can_draw_bar, quiet_transformers
 from workers.engine.memory import MemoryNeed, available_bytes, check_memory, weight_bytes
 from workers.engine.model_files import check_weight_files, is_gguf, model_file, model_folder, unknown_model
-from workers.engine.quantization import check_quantization, loading_options, quantise_loaded, uses_bitsandbytes
+from workers.engine.quantization import check_quantization, loading_options, quantise_loaded, quantises_afterwards
 from workers.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -182,10 +182,15 @@ def memory_need(config: EngineConfig, device: torch.device) -> MemoryNeed:
         skeleton.tie_weights()
     except _UNLOADABLE as error:
         raise unknown_model(config.model, error) from error
-    later = kind == "int8" and not uses_bitsandbytes(kind, device)
+    later = quantises_afterwards(kind, device)
+    with_output = later and config.quantised_output
+    weights, loading = (
+        weight_bytes(skeleton, dtype, kind, loaded_first, with_output) // config.tensor_parallel_size
+        for loaded_first in (False, later)
+    )
     return MemoryNeed(
-        weights=weight_bytes(skeleton, dtype, kind) // config.tensor_parallel_size,
-        loading=weight_bytes(skeleton, dtype, kind, loaded_first=later) // config.tensor_parallel_size,
+        weights=weights,
+        loading=loading,
         pool=int(config.kv_cache_gib * 2**30),
     )
 

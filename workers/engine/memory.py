@@ -36,28 +36,41 @@ class MemoryNeed:
         return max(self.loading, self.weights + self.pool)
 
 
-def weight_bytes(skeleton: torch.nn.Module, dtype: torch.dtype, quantization: str, loaded_first: bool = False) -> int:
-    """Return what a model's weights take in `dtype`, the linear layers but its output quantised.
+def weight_bytes(
+    skeleton: torch.nn.Module,
+    dtype: torch.dtype,
+    quantization: str,
+    loaded_first: bool = False,
+    quantised_output: bool = False,
+) -> int:
+    """Return what a model's weights take in `dtype`, the linear layers quantised, the output only if told.
 
     `skeleton` is the model on the meta device, tied weights shared. With `loaded_first` all weights are there in
-    `dtype` before they are quantised, layer by layer, and that is the peak.
+    `dtype` before they are quantised, layer by layer, and that is the peak: but for a quantised output that is tied to
+    the embedding, as it gets weights of its own.
     """
     quantised = _QUANTISED_BYTES.get(quantization, float(dtype.itemsize))
     parameters = {id(parameter): parameter for parameter in skeleton.parameters()}
+    output: Any = getattr(skeleton, "get_output_embeddings", lambda: None)()
+    table: Any = getattr(skeleton, "get_input_embeddings", lambda: None)()
+    is_tied = output is not None and table is not None and output.weight is table.weight
     total = sum(parameter.numel() for parameter in parameters.values())
-    linear = sum(weight.numel() for weight in _linear_weights(skeleton))
+    linear = sum(weight.numel() for weight in _linear_weights(skeleton, output))
+    of_its_own = 0
+    if quantised_output and output is not None:
+        of_its_own = output.weight.numel() if is_tied else 0
+        linear += 0 if is_tied else output.weight.numel()
     per_weight = dtype.itemsize if loaded_first else quantised
-    return int((total - linear) * dtype.itemsize + linear * per_weight)
+    return int((total - linear) * dtype.itemsize + linear * per_weight + of_its_own * quantised)
 
 
-def _linear_weights(skeleton: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the weights that quantisation would shrink."""
-    outputs: Any = getattr(skeleton, "get_output_embeddings", lambda: None)()
+def _linear_weights(skeleton: torch.nn.Module, output: Any) -> list[torch.Tensor]:
+    """Return the weights that quantisation would shrink, but the `output` layer's."""
     modules: list[Any] = list(skeleton.modules())
     return [
         module.weight
         for module in modules
-        if module is not outputs and (type(module) is torch.nn.Linear or type(module).__name__ == "Conv1D")
+        if module is not output and (type(module) is torch.nn.Linear or type(module).__name__ == "Conv1D")
     ]
 
 

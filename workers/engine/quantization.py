@@ -49,6 +49,11 @@ def uses_bitsandbytes(kind: str, device: torch.device) -> bool:
     return kind == "nf4" or (kind == "int8" and device.type != "cpu")
 
 
+def quantises_afterwards(kind: str, device: torch.device) -> bool:
+    """Whether a model is quantised in place once it is loaded, rather than by the library that loads it."""
+    return kind == "int8" and not uses_bitsandbytes(kind, device)
+
+
 def loading_options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Return what `from_pretrained` is told to quantise while it loads; nothing for what is done afterwards."""
     if not uses_bitsandbytes(kind, device):
@@ -68,16 +73,18 @@ def loading_options(kind: str, dtype: torch.dtype, device: torch.device) -> dict
 
 
 def quantise_loaded(model: Any, config: "EngineConfig", device: torch.device) -> None:
-    """Quantise a loaded model in place where loading has not done it. The output layer and tied weights stay.
+    """Quantise a loaded model in place where loading has not done it.
 
-    Raises ConfigurationError when the model has no linear layers.
+    Tied weights stay, and so does the output layer unless `quantised_output` is set: then it gets weights of its own,
+    and the embedding that it was tied to stays. Raises ConfigurationError when the model has no linear layers.
     """
-    if config.quantization != "int8" or uses_bitsandbytes("int8", device):
+    if not quantises_afterwards(config.quantization, device):
         return
     outputs = model.get_output_embeddings()
-    kept = {name for name, module in model.named_modules() if module is outputs}
+    output_names = {name for name, module in model.named_modules() if module is outputs}
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    kept |= {key.removesuffix(".weight") for key in (*tied.keys(), *tied.values())}
+    kept = {key.removesuffix(".weight") for key in (*tied.keys(), *tied.values())}
+    kept = kept - output_names if config.quantised_output else kept | output_names
     if quantise_linear_layers(model, kept) == 0:
         raise ConfigurationError(f"quantization int8: model {config.model} has no linear layers to quantise")
 
