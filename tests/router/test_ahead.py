@@ -54,41 +54,53 @@ def test_what_is_drafted_ahead_fits_and_vanishes_with_load(
     assert more is None or more.draft_tokens <= budget.draft_tokens
 
 
-def judged(slowdown: float, hit_rate: float) -> AheadJudge:
+def judged(slowdown: float, saved_ms: float) -> AheadJudge:
     judge = AheadJudge()
     for _ in range(LEAST_STEPS):
         judge.slowdown.observe(slowdown)
-        judge.hit_rate.observe(hit_rate)
+        judge.saved_ms.observe(saved_ms)
     return judge
 
 
-def test_drafting_ahead_is_worth_a_slower_verification_only_where_hits_save_more() -> None:
-    assert AheadJudge().pays(30.0, 16.0)
-    assert judged(1.0, 0.1).pays(30.0, 16.0)
-    assert judged(1.2, 0.5).pays(30.0, 16.0)
-    assert not judged(1.3, 0.5).pays(30.0, 16.0)
+def test_drafting_ahead_is_worth_a_slower_verification_only_where_it_saves_more() -> None:
+    assert AheadJudge().pays(30.0)
+    assert judged(1.0, 1.6).pays(30.0)
+    assert judged(1.2, 8.0).pays(30.0)
+    assert not judged(1.3, 8.0).pays(30.0)
+    assert not judged(1.0, -2.0).pays(30.0)
+
+
+def test_what_it_hides_is_what_it_saves_less_what_the_slower_verification_costs() -> None:
+    assert judged(1.0, 8.0).hidden_ms(30.0) == 8.0
+    assert judged(0.9, 8.0).hidden_ms(30.0) == 8.0
+    assert judged(1.2, 8.0).hidden_ms(30.0) == pytest.approx(2.0)
+    assert judged(1.5, 8.0).hidden_ms(30.0) == 0.0
+    assert AheadJudge().hidden_ms(30.0) == 0.0
+    stopped = judged(1.5, 8.0)
+    stopped.wants(30.0)
+    assert stopped.hidden_ms(1.0) == 0.0
 
 
 def test_where_it_pays_it_rests_now_and_then_and_where_not_it_is_tried_now_and_then() -> None:
-    good, bad = judged(1.0, 0.7), judged(2.0, 0.7)
-    assert sum(not good.wants(30.0, 16.0) for _ in range(1200)) == 1200 // REST_EVERY
-    assert sum(bad.wants(30.0, 16.0) for _ in range(1280)) == 1280 // TRY_EVERY
+    good, bad = judged(1.0, 11.0), judged(2.0, 11.0)
+    assert sum(not good.wants(30.0) for _ in range(1200)) == 1200 // REST_EVERY
+    assert sum(bad.wants(30.0) for _ in range(1280)) == 1280 // TRY_EVERY
 
 
 def test_a_target_that_slows_down_while_its_drafter_works_shares_a_device_with_it() -> None:
     assert not AheadJudge().devices_are_shared
-    assert not judged(1.05, 0.7).devices_are_shared
-    assert judged(1.4, 0.7).devices_are_shared
+    assert not judged(1.05, 11.0).devices_are_shared
+    assert judged(1.4, 11.0).devices_are_shared
 
 
 def test_a_few_slow_verifications_are_enough_to_stop() -> None:
-    judge = judged(1.0, 0.9)
+    judge = judged(1.0, 340.0)
     for _ in range(30):
         judge.slowdown.observe(1.0)
-    assert judge.wants(480.0, 380.0) and judge.is_on
+    assert judge.wants(480.0) and judge.is_on
     for _ in range(4):
         judge.slowdown.observe(2.2)
-    judge.wants(480.0, 380.0)
+    judge.wants(480.0)
     assert not judge.is_on
 
 

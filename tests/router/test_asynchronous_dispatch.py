@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from tests.fakes import HoldingLink, ScriptedDrafter, ScriptedTarget, SlowReadingLink
 from tests.router.helpers import (
     ChangingLengths,
@@ -16,6 +18,7 @@ from tests.router.helpers import (
     until,
 )
 from workers.messages import ProposeRequest, VerifyRequest
+from workers.router.ahead import LEAST_STEPS
 from workers.router.draft_length import DraftCandidate, DraftPlan, LaneView, draft_length_policy
 
 
@@ -55,6 +58,33 @@ def test_a_drafter_reads_a_long_prompt_while_the_target_goes_on() -> None:
             reads = [item for each in drafter.messages if isinstance(each, ProposeRequest) for item in each.items]
             assert max(len(item.committed) for item in reads if not item.draft_tokens) == 40
             assert all(len(item.committed) <= 32 for item in reads if item.draft_tokens)
+
+    run(test)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_drafts_do_not_wait_behind_a_prompt_unless_target_and_drafter_share_a_device(shared: bool) -> None:
+    short, long = request(max_tokens=200, number=0), request(length=100, number=1)
+
+    async def test() -> None:
+        target, drafter = ScriptedTarget(), ScriptedDrafter()
+        async with serving(target, drafter, max_draft_tokens=4, max_cohorts=1) as router:
+            drafted_for = asyncio.create_task(ask(router, short))
+            await until(lambda: target.steps > 4)
+            if shared:
+                for _ in range(LEAST_STEPS):
+                    router._lanes["target-0"]._planner.times.ahead.slowdown.observe(2.0)
+            assert (await ask(router, long)).tokens == plainly(long)
+            assert (await drafted_for).tokens == plainly(short)
+        asked = [message for message in drafter.messages if isinstance(message, ProposeRequest)]
+        drafts = [each for each in asked if any(item.draft_tokens for item in each.items)]
+        first_read = next(each for each in asked[2:] if each not in drafts)
+        reader = first_read.items[0].sequence_id
+        verified = [message for message in target.messages if isinstance(message, VerifyRequest)]
+        together = next(each for each in verified if reader in {item.sequence_id for item in each.items})
+        [epoch] = [item.epoch for item in together.items if item.sequence_id != reader]
+        of_that_round = next(each for each in drafts if each.items[0].epoch == epoch)
+        assert (asked.index(first_read) < asked.index(of_that_round)) is shared
 
     run(test)
 

@@ -43,6 +43,34 @@ def test_plain_rounds_that_took_longer_do_not_make_drafts_cheaper_than_they_are(
     assert times.draft_overhead_ms() == pytest.approx(2.0)
 
 
+def observe_ahead(times: LaneTimes, waited_ms: float) -> None:
+    """A round after drafting ahead; asking for its drafts would have taken 10 ms and what asking takes beside."""
+    clock = RoundClock(90.0, waited_ms, 0.0, 30.0, 30.0, drafted_ahead=True)
+    times.observe_round(clock, True, True, 10.0)
+
+
+def test_drafting_ahead_saves_what_a_round_waits_less_and_costs_what_it_waits_longer() -> None:
+    times = LaneTimes()
+    observe_round(times, 47.0, 12.0, 10.0)
+    observe_ahead(times, 0.5)
+    assert times.ahead.saved_ms.value == pytest.approx(11.5)
+    assert times.draft_overhead_ms() == pytest.approx(2.0)  # of asking, which the round did not do
+    # A miss: the drafter was at it for long, and was asked after that.
+    observe_ahead(times, 31.5)
+    assert times.ahead.saved_ms.value == pytest.approx((11.5 - 19.5) / 2)
+
+
+def test_a_drafter_that_is_seldom_through_in_time_is_not_let_draft_ahead_though_it_hits() -> None:
+    times = LaneTimes()
+    for tokens in (4, 8):
+        times.observe_step(tokens, 30.0, beside_drafting=False, reads_prompts=False)
+    observe_round(times, 47.0, 12.0, 10.0)
+    for _ in range(4):
+        times.observe_step(8, 36.0, beside_drafting=True, reads_prompts=False)
+        observe_ahead(times, 9.0)
+    assert not times.ahead.wants(30.0)
+
+
 def proposals(read_tokens: int, drafts: int) -> tuple[ProposeRequest, ProposeResponse]:
     """Two sequences that read `read_tokens` tokens each; 12 ms."""
     asked = tuple(ProposeItem(number, 0, 0, token_ids([1] * read_tokens), drafts) for number in range(2))

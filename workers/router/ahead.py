@@ -47,18 +47,20 @@ class AheadJudge:
 
     Devices of their own do not feel each other. But a drafter that shares cores or memory bandwidth with its target
     slows the verification down, and then drafting ahead may cost more than the draft time it takes off a round.
-    `slowdown` is the time of a verification beside it, divided by what that would take alone; `is_on` the last verdict.
+    `slowdown` is the time of a verification beside it, divided by what that would take alone; `saved_ms` how much
+    shorter the next round waited for its drafts than if it had asked for them, misses and waits for drafts that were
+    not ready included; `is_on` the last verdict.
     """
 
     slowdown: Smoothed = field(default_factory=lambda: Smoothed(smoothing=SLOWDOWN_SMOOTHING))
-    hit_rate: Smoothed = field(default_factory=Smoothed)
+    saved_ms: Smoothed = field(default_factory=Smoothed)
     is_on: bool = True
     _rounds: int = 0
 
-    def wants(self, verify_ms: float, draft_ms: float) -> bool:
-        """Tell whether to draft ahead in this round, given the times that verification and drafting take alone."""
+    def wants(self, verify_ms: float) -> bool:
+        """Tell whether to draft ahead in this round, given the time that its verification takes alone."""
         self._rounds += 1
-        self.is_on = self.pays(verify_ms, draft_ms)
+        self.is_on = self.pays(verify_ms)
         if self.is_on:
             return self._rounds % REST_EVERY != 0
         return self._rounds % TRY_EVERY == 0
@@ -68,8 +70,13 @@ class AheadJudge:
         """Whether the target feels it when its drafter works."""
         return self.slowdown.count >= LEAST_STEPS and self.slowdown.value > SHARED_SLOWDOWN
 
-    def pays(self, verify_ms: float, draft_ms: float) -> bool:
-        """Tell whether hits save more than the slower verification costs; yes as long as too little was seen."""
-        if self.slowdown.count < LEAST_STEPS or self.hit_rate.count < LEAST_STEPS:
+    def pays(self, verify_ms: float) -> bool:
+        """Tell whether it saves more than the slower verification costs; yes as long as too little was seen."""
+        if self.slowdown.count < LEAST_STEPS or self.saved_ms.count < LEAST_STEPS:
             return True
-        return self.hit_rate.value * draft_ms > (self.slowdown.value - 1) * verify_ms
+        return self.saved_ms.value > (self.slowdown.value - 1) * verify_ms
+
+    def hidden_ms(self, verify_ms: float) -> float:
+        """Return how much of the draft time it takes off a round in the end, at least 0."""
+        slower_ms = max(0.0, self.slowdown.value - 1) * verify_ms if self.slowdown.count else 0.0
+        return max(0.0, self.saved_ms.value - slower_ms) if self.is_on else 0.0

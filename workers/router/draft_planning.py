@@ -13,7 +13,6 @@ from workers.router.recent import Recent
 from workers.router.roster import Roster
 from workers.router.running import RunningSequence
 from workers.router.sequence import Sequence
-from workers.router.smoothed import Smoothed
 from workers.router.step_times import StepTimeFit, StepTimes
 from workers.router.totals import RoundClock
 
@@ -26,7 +25,7 @@ RECENT_ROUNDS = 15
 
 @dataclass(slots=True)
 class LaneTimes:
-    """Observed times of one target's rounds, ms. `hidden_ms` is draft time that drafting ahead takes off a round.
+    """Observed times of one target's rounds, ms.
 
     The overhead of rounds with drafts is kept apart, and what asking a drafter takes beside its computing: rounds
     without drafts would be thought as slow otherwise, and not be chosen where they are the best.
@@ -36,7 +35,6 @@ class LaneTimes:
     plain_overhead_ms: Recent = field(default_factory=lambda: Recent(RECENT_ROUNDS))
     drafted_overhead_ms: Recent = field(default_factory=lambda: Recent(RECENT_ROUNDS))
     asking_ms: Recent = field(default_factory=lambda: Recent(RECENT_ROUNDS))
-    hidden_ms: Smoothed = field(default_factory=Smoothed)
     ahead: AheadJudge = field(default_factory=AheadJudge)
 
     def observe_step(self, tokens: int, ms: float, beside_drafting: bool, reads_prompts: bool) -> None:
@@ -53,11 +51,12 @@ class LaneTimes:
             return
         overhead = self.drafted_overhead_ms if drafted else self.plain_overhead_ms
         overhead.observe(max(0.0, clock.wall_ms() - clock.draft_wait_ms - clock.verify_compute_ms))
-        if expected_draft_ms is not None:
-            # Where nobody was asked, it was drafting ahead that the round waited for.
-            waited_ms = clock.draft_compute_ms or clock.draft_wait_ms
-            self.asking_ms.observe(max(0.0, clock.draft_wait_ms - waited_ms))
-            self.hidden_ms.observe(max(0.0, expected_draft_ms - waited_ms))
+        if expected_draft_ms is None:
+            return
+        if clock.drafted_ahead:
+            self.ahead.saved_ms.observe(expected_draft_ms + self.asking_ms.median - clock.draft_wait_ms)
+        else:
+            self.asking_ms.observe(max(0.0, clock.draft_wait_ms - clock.draft_compute_ms))
 
     def overhead_ms(self) -> float:
         """Return what a round without drafts takes beside its verification. Before there was one, what others take."""
@@ -87,9 +86,11 @@ class DraftPlanner:
         """Return the draft lengths of all sequences of the target, 0 for those that are not drafted for."""
         sequences = [each.sequence for each in running if each.wants_drafts]
         candidates = [candidate for sequence in sequences if (candidate := self._candidate(sequence)) is not None]
+        times = self.round_times([each.sequence for each in running])
+        verify_ms = 0.0 if times is None else times.verify.time_ms(len(running))
         view = LaneView(
-            self.round_times([each.sequence for each in running]),
-            self.times.hidden_ms.value if self._config.draft_ahead and self.times.ahead.is_on else 0.0,
+            times,
+            self.times.ahead.hidden_ms(verify_ms) if self._config.draft_ahead else 0.0,
             # Drafting for one cohort beside the verification of another hides nothing where both compete.
             1 if self.times.ahead.devices_are_shared else self._config.max_cohorts,
         )
@@ -158,8 +159,7 @@ class DraftPlanner:
             return None
         verify_ms = verify.time_ms(step_tokens)
         budget = ahead_budget(sequences, draft_tokens, verify_ms, draft)
-        wanted = budget is not None and self.times.ahead.wants(verify_ms, draft_tokens * draft.time_ms(sequences))
-        return budget if wanted else None
+        return budget if budget is not None and self.times.ahead.wants(verify_ms) else None
 
     def expected_draft_ms(self, drafter: str | None, steps: int, rows: int) -> float | None:
         """Return how long drafting takes; None if that is not known."""

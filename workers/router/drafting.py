@@ -96,6 +96,7 @@ class Drafting:
         worth waiting for. One that fails costs its sequences this round's drafts, and so does one that is late.
         """
         began = time.perf_counter()
+        clock.drafted_ahead = any(plan.sequence.sequence_id in self._tickets for plan in planned)
         ready = await self._drafted_ahead(planned)
         # Some may have left meanwhile, and nothing can be promised to them any more.
         planned = [plan for plan in planned if self._is_current(plan.sequence.sequence_id, plan.epoch)]
@@ -109,11 +110,12 @@ class Drafting:
             asked, contexts, self._read_budgets(planned, times), self._config.verification, least_confidence
         )
         sequences = {plan.sequence.sequence_id: plan.sequence for plan in asked}
-        for worker_id, request in requests.reads.items():
-            self._roster.begins_to_read(worker_id, sum(len(item.committed) for item in request.items))
-            self._keep(detached_task(self._read(drafters[worker_id], request, sequences)))
+        # What is only read can wait until the target verifies; where that feels it, there is no better time than now.
+        reads_first = self._judge.devices_are_shared
+        if reads_first:
+            self._start_reads(requests.reads, drafters, sequences)
         clock.drafters_read = any(
-            worker_id in requests.reads or self._roster.is_reading(worker_id) or reads_much(request)
+            (reads_first and worker_id in requests.reads) or self._roster.is_reading(worker_id) or reads_much(request)
             for worker_id, request in requests.drafts.items()
         )
         drafted: dict[int, Proposal] = {}
@@ -121,6 +123,8 @@ class Drafting:
             self._keep(detached_task(self._ask(drafters[worker_id], request, sequences, drafted, clock))): request
             for worker_id, request in requests.drafts.items()
         }
+        if not reads_first:
+            self._start_reads(requests.reads, drafters, sequences)
         if awaited:
             patience_s = max(self._patience_s(worker_id, request) for worker_id, request in requests.drafts.items())
             _, late = await asyncio.wait(awaited, timeout=patience_s)
@@ -128,6 +132,13 @@ class Drafting:
         clock.draft_wait_ms = (time.perf_counter() - began) * 1e3
         # A copy: what comes late must not join the round. Its drafter has read the commits, and that is noted then.
         return ready | drafted
+
+    def _start_reads(
+        self, reads: Mapping[str, ProposeRequest], drafters: Mapping[str, Peer], sequences: Mapping[int, Sequence]
+    ) -> None:
+        for worker_id, request in reads.items():
+            self._roster.begins_to_read(worker_id, sum(len(item.committed) for item in request.items))
+            self._keep(detached_task(self._read(drafters[worker_id], request, sequences)))
 
     def _read_budgets(self, planned: list[PlannedSequence], times: RoundTimes | None) -> dict[str, int]:
         """Return how many tokens each drafter may read without drafting: those it drafts for would wait for it.
@@ -347,7 +358,6 @@ class Drafting:
             return None
         proposal = _branch_for(drafted, outcome.accepted, outcome.token_id, plan.draft_tokens)
         hit = proposal is not None
-        self._judge.hit_rate.observe(hit)
         self._totals.add(ahead_hits=hit, ahead_misses=not hit)
         self._totals.metrics.drafted_ahead(sequence.drafter_name, hit)
         if sequence.trace is not None:

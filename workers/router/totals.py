@@ -11,7 +11,8 @@ from workers.router.metrics_recorder import MetricsRecorder
 class RoundClock:
     """Times of one round in milliseconds; the wait includes the compute.
 
-    `drafters_read`: a drafter had much to read before it could draft for the round.
+    `drafters_read`: a drafter had much to read before it could draft for the round. `drafted_ahead`: some of its drafts
+    were, or would have been if what was expected had come.
     """
 
     # Looked up when it is read: a test may own the clock.
@@ -21,6 +22,7 @@ class RoundClock:
     verify_wait_ms: float = 0.0
     verify_compute_ms: float = 0.0
     drafters_read: bool = False
+    drafted_ahead: bool = False
 
     def verified(self, wait_ms: float, compute_ms: float) -> None:
         """Note how long the verification took."""
