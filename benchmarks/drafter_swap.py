@@ -101,9 +101,10 @@ def cluster() -> Iterator[Cluster]:
 def config_with(user_config: dict[str, Any] | None = None, max_draft_tokens: int = 4) -> dict[str, Any]:
     """Return the Serve config: two drafters, and what `user_config` of their deployment says otherwise.
 
-    As much is drafted whether it pays or not: a drafter as slow as its target would hardly be asked, and not be seen.
+    As much is drafted whether it pays or not: a drafter as slow as its target would hardly be asked, or be benched, and
+    not be seen.
     """
-    speculation = {"max_draft_tokens": max_draft_tokens, "draft_length_policy": "fixed"}
+    speculation = {"max_draft_tokens": max_draft_tokens, "draft_length_policy": "fixed", "bench_drafters": False}
     config = tiny_pair_config(drafters={"replicas": REPLICAS}, speculation=speculation)
     del config["http_options"]
     if user_config is not None:

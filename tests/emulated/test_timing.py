@@ -1,6 +1,7 @@
 """Emulated devices take the time that their timing says, and count what they could not keep."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -78,6 +79,18 @@ def test_drafting_ahead_takes_a_pass_to_read_and_one_per_draft_of_all_branches(c
     assert (worker.ahead_usage.steps, worker.ahead_usage.tokens) == (1, 15)
     assert (worker.usage.steps, worker.usage.tokens) == (1, 4)
     assert clock.now_s * 1e3 == pytest.approx(worker.usage.busy_ms + response.compute_ms)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_branches_of_corrections_begin_in_the_pass_that_reads(clock: StandingClock, steps: int) -> None:
+    worker = EmulatedDrafter(drafter(rates=(0.6,)), STEADY)
+    chain = worker.propose(ProposeRequest((start(1, 4),))).items[0].proposal.token_ids.tolist()
+    item = replace(go_on(1, chain, draft_tokens=3, branches=5), steps=steps)
+    response = worker.draft_ahead(DraftAheadRequest((item,)))
+    drafts = {branch.accepted: len(branch.proposal) for branch in response.items[0].branches}
+    assert drafts.pop(4) == steps - 1 and set(drafts.values()) == {min(3, steps)}
+    rows = 1 + sum(len(branch.proposal) for branch in response.items[0].branches)
+    assert response.compute_ms == steps * 40.0 + rows * 2.0 + 4 * 0.5
 
 
 def test_a_step_that_was_computed_too_late_is_an_overrun_and_says_how_long_it_took(clock: StandingClock) -> None:

@@ -190,6 +190,36 @@ def test_what_was_drafted_ahead_is_not_read_again(load_engine: LoadEngine, monke
     assert drafts == plain.proposal.token_ids.tolist()
 
 
+@pytest.mark.parametrize("steps", [1, 2, K, K + 1, K + 4])
+def test_corrections_begin_in_the_step_that_reads_the_last_draft_and_other_branches_in_the_next(
+    load_engine: LoadEngine, noisy: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    engine, fresh = load_engine(noisy), ModelDrafter(load_engine(noisy, prefix_caching=False))
+    drafter, cohort = ModelDrafter(engine), sequences(SAMPLINGS[:3])
+    proposals = [each.proposal.token_ids.tolist() for each in propose(drafter, *[s.propose_item() for s in cohort])]
+    for each in cohort:
+        each.told = len(each.tokens)
+    read: list[int] = []
+    forward = engine.forward
+
+    def noted(inputs: list[object]) -> object:
+        read.append(len(inputs))
+        return forward(inputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "forward", noted)
+    items = [replace(s.ahead_item(drafts), steps=steps) for s, drafts in zip(cohort, proposals, strict=True)]
+    answers = ahead(drafter, *items)
+    assert len(read) == min(steps, K + 1)
+    # One branch of each is left for what comes behind all drafts.
+    assert read[0] == len(cohort) * BRANCHES
+    for driven, drafts, answer in zip(cohort, proposals, answers, strict=True):
+        assert any(branch.accepted == K for branch in answer.branches) == (steps > 1)
+        for branch in answer.branches:
+            most = min(K, steps - (branch.accepted == K))
+            assert branch.proposal.token_ids.tolist() == asked_afresh(fresh, driven, drafts, branch)[:most]
+    assert all_back(engine, drafter)
+
+
 def test_commits_and_drafts_have_been_read_whoever_proposed_them(load_engine: LoadEngine) -> None:
     engine = load_engine()
     drafter, [driven] = ModelDrafter(engine), sequences([GREEDY])

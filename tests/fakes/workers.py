@@ -352,7 +352,9 @@ class ScriptedDrafter(ScriptedWorker):
             tokens = held.tokens[: base + accepted]
             tokens.append(toy_next(tokens, held.sampling))
             drafts = [tokens[-1]]
-            for _ in range(item.draft_tokens):
+            begins_late = item.branches == 1 or accepted == len(item.drafts)
+            steps = item.draft_tokens + 1 if item.steps is None else item.steps
+            for _ in range(min(item.draft_tokens, steps - begins_late)):
                 drafts.append(self._guess([*tokens[:-1], *drafts], held.sampling))
             branches.append(Branch(accepted, drafts[0], Proposal(token_ids(drafts[1:])), 1.0))
         return DraftedAheadItem(item.sequence_id, item.epoch, tuple(branches))

@@ -19,16 +19,25 @@ from workers.router.step_times import StepTimeFit
 
 
 def test_a_fast_drafter_drafts_all_there_is_behind_the_most_outcomes() -> None:
-    assert ahead_budget(1, 6, 30.0, StepTimeFit(1.0, 0.0)) == AheadBudget(MOST_BRANCHES, 6)
+    assert ahead_budget(1, 6, 30.0, StepTimeFit(1.0, 0.0)) == AheadBudget(MOST_BRANCHES, 6, steps=7)
 
 
-def test_rows_that_cost_time_are_given_up_before_drafts() -> None:
-    assert ahead_budget(1, 6, 28.0, StepTimeFit(3.0, 0.5)) == AheadBudget(3, 6)
+def test_rows_that_cost_time_are_given_up_before_steps() -> None:
+    assert ahead_budget(1, 6, 30.0, StepTimeFit(3.0, 0.5)) == AheadBudget(2, 6, steps=7)
+
+
+def test_the_last_draft_of_one_outcome_is_not_worth_waiting_for_but_a_step_of_all_branches_is() -> None:
+    # Seven steps take 31.5 ms, six 27.
+    assert ahead_budget(1, 6, 31.6, StepTimeFit(4.5, 0.0)) == AheadBudget(MOST_BRANCHES, 6, steps=7)
+    assert ahead_budget(1, 6, 31.4, StepTimeFit(4.5, 0.0)) == AheadBudget(MOST_BRANCHES, 6, steps=6)
+    assert ahead_budget(1, 6, 27.1 / TOLERANCE, StepTimeFit(4.5, 0.0)) == AheadBudget(MOST_BRANCHES, 6, steps=6)
+    assert ahead_budget(1, 6, 26.9 / TOLERANCE, StepTimeFit(4.5, 0.0)) == AheadBudget(MOST_BRANCHES, 6, steps=5)
 
 
 def test_a_slow_drafter_drafts_less_and_one_as_slow_as_the_target_nothing() -> None:
-    assert ahead_budget(1, 6, 30.0, StepTimeFit(10.0, 0.0)) == AheadBudget(MOST_BRANCHES, 2)
+    assert ahead_budget(1, 6, 30.0, StepTimeFit(10.0, 0.0)) == AheadBudget(MOST_BRANCHES, 6, steps=3)
     assert ahead_budget(1, 6, 30.0, StepTimeFit(20.0, 0.0)) is None
+    assert ahead_budget(1, 0, 30.0, StepTimeFit(1.0, 0.0)) is None
 
 
 @given(
@@ -46,12 +55,12 @@ def test_what_is_drafted_ahead_fits_and_vanishes_with_load(
     if budget is None:
         assert draft_tokens == 0 or 2 * draft.time_ms(sequences) > verify_ms * TOLERANCE
         return
-    assert 1 <= budget.draft_tokens <= draft_tokens
+    assert budget.draft_tokens == draft_tokens
+    assert 2 <= budget.steps <= draft_tokens + 1
     assert 1 <= budget.branches <= MOST_BRANCHES
-    rows = sequences * budget.branches
-    assert draft.time_ms(sequences) + budget.draft_tokens * draft.time_ms(rows) <= verify_ms * TOLERANCE
+    assert budget.steps * draft.time_ms(sequences * budget.branches) <= verify_ms * TOLERANCE
     more = ahead_budget(sequences * 2, draft_tokens, verify_ms, draft)
-    assert more is None or more.draft_tokens <= budget.draft_tokens
+    assert more is None or more.steps <= budget.steps
 
 
 def judged(slowdown: float, saved_ms: float) -> AheadJudge:

@@ -11,6 +11,8 @@ from workers.decoding.noise import Stream
 from workers.decoding.ratio import draw_sparsely
 from workers.decoding.sampling import INVALID_TOKEN, PositionRun, SamplingRows, draw_with_runners_up
 from workers.drafters.forecasts import Experience, Forecast, Guess
+from workers.engine.followed import FollowedSequences
+from workers.engine.step import StepInput
 from workers.messages import (
     NO_PROPOSAL,
     Float32s,
@@ -103,6 +105,42 @@ def extend_chains(
         chosen = logits if len(rows) == len(chains) else logits[torch.tensor(rows, device=logits.device)]
         extended += extend([chains[row] for row in rows], chosen, [runs[row] for row in rows], experience)
     return extended
+
+
+class ChainSteps:
+    """The steps in which chains grow: what each reads next, and what is drawn behind that."""
+
+    def __init__(self, followed: FollowedSequences, experience: Experience, context_length: int) -> None:
+        self._followed = followed
+        self._experience = experience
+        self._context_length = context_length
+
+    def first_inputs(self, chains: Sequence[Chain]) -> list[StepInput]:
+        """Return the step that reads what the chains' items commit."""
+        return [
+            StepInput(chain.item.sequence_id, chain.item.first_position, chain.item.committed, logit_rows=1)
+            for chain in chains
+        ]
+
+    def next_inputs(self, chains: Sequence[Chain]) -> list[StepInput]:
+        """Return the step that reads the last draft of each chain."""
+        return [
+            StepInput(chain.item.sequence_id, chain.next_position - 1, token_ids(chain.tokens[-1:]), logit_rows=1)
+            for chain in chains
+        ]
+
+    def extend(self, chains: Sequence[Chain], logits: torch.Tensor) -> list[Chain]:
+        """Draw the next token of each chain from its row of `logits` float32 [chains, V]; return those that go on."""
+        if not chains:
+            return []
+        runs = [self._followed.run(chain.item.sequence_id, chain.next_position, positions=1) for chain in chains]
+        drawn = extend_chains(chains, logits, runs, self._experience)
+        return [chain for chain in drawn if self._goes_on(chain)]
+
+    def _goes_on(self, chain: Chain) -> bool:
+        """Whether another token is wanted, and the last one can still be read within the context."""
+        wanted = len(chain.tokens) < chain.item.draft_tokens and chain.is_likely
+        return wanted and chain.next_position <= self._context_length
 
 
 def coupled_guesses(logits: torch.Tensor, runs: Sequence[PositionRun]) -> list[Guess | None]:

@@ -1,6 +1,6 @@
 """A smaller language model as drafter: it draws with the target's noise, so that it tends to draw the same tokens."""
 
-import itertools
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -8,11 +8,11 @@ from typing import TypeVar
 import torch
 
 from workers.drafters.base import DrafterLimits
+from workers.drafters.branches import BranchDrafter
 from workers.drafters.catching_up import Reading, plan_reading, unread_part
-from workers.drafters.chains import Chain, coupled_guesses, extend_chains
-from workers.drafters.forecasts import Experience, Forecast, Outcome
-from workers.drafters.forks import Fork, Forks
-from workers.engine.block_pool import blocks_for
+from workers.drafters.chains import Chain, ChainSteps
+from workers.drafters.forecasts import Experience, Forecast
+from workers.drafters.forks import Forks
 from workers.engine.engine import Engine
 from workers.engine.followed import FollowedSequences
 from workers.engine.step import StepInput
@@ -29,9 +29,7 @@ from workers.messages import (
     ProposeRequest,
     ProposeResponse,
     TokenIds,
-    Verification,
     WorkerStats,
-    token_ids,
 )
 
 Result = TypeVar("Result")
@@ -46,6 +44,8 @@ class ModelDrafter:
         self._experience = Experience()
         self._forecasts: dict[int, Forecast] = {}  # behind what was read last, by sequence id
         self._forks = Forks(self._followed)
+        self._steps = ChainSteps(self._followed, self._experience, engine.context_length)
+        self._branches = BranchDrafter(engine, self._followed, self._experience, self._forks)
 
     @property
     def limits(self) -> DrafterLimits:
@@ -89,11 +89,10 @@ class ModelDrafter:
         context = self._engine.context_length
         fitting = [item for item in known.values() if item.first_position + len(item.committed) <= context]
         readings = [self._plan_reading(item) for item in fitting]
-        try:
-            self._with_room(lambda: self._expect(readings))
-            branches = self._branch(readings)
-        except OutOfBlocksError:
-            branches = {}
+        branches: dict[int, list[Branch]] = {}
+        with contextlib.suppress(OutOfBlocksError):
+            branches = self._with_room(lambda: self._branches.draft(readings))
+            self._remember(readings)
         answers = tuple(
             DraftedAheadItem(
                 item.sequence_id,
@@ -170,15 +169,8 @@ class ModelDrafter:
             logits = self._followed.read(inputs)
             if len(logits) > len(drafting):
                 logits = self._share_reads(with_row, logits)
-            if not drafting:
-                break
-            runs = [self._followed.run(chain.item.sequence_id, chain.next_position, positions=1) for chain in drafting]
-            drawn = extend_chains(drafting, logits, runs, self._experience)
-            drafting = [chain for chain in drawn if self._continues(chain)]
-            inputs = [
-                StepInput(chain.item.sequence_id, chain.next_position - 1, token_ids(chain.tokens[-1:]), logit_rows=1)
-                for chain in drafting
-            ]
+            drafting = self._steps.extend(drafting, logits)
+            inputs = self._steps.next_inputs(drafting)
         return chains
 
     def _fills_a_block(self, item: ProposeItem) -> bool:
@@ -206,11 +198,6 @@ class ModelDrafter:
         elif chain.item.draft_tokens > 0:
             self._followed.withdraw(chain.item.sequence_id)
 
-    def _continues(self, chain: Chain) -> bool:
-        """Whether another token is wanted, and the last one can still be read within the context."""
-        wanted = len(chain.tokens) < chain.item.draft_tokens and chain.is_likely
-        return wanted and chain.next_position <= self._engine.context_length
-
     # --- drafting ahead --------------------------------------------------------------------------------------
 
     def _knows(self, item: DraftAheadItem) -> bool:
@@ -225,76 +212,9 @@ class ModelDrafter:
         known = self._forecasts.pop(item.sequence_id, None)
         return plan_reading(self._followed, item, known, self._engine.context_length)
 
-    def _expect(self, readings: list[Reading]) -> None:
-        """Read what is missing, and draw what is expected behind all drafts."""
-        steps = [reading.step for reading in readings if reading.step is not None]
-        logits = self._followed.read(steps)
-        drawing = [reading for reading in readings if reading.guesses]
-        runs = [
-            self._followed.run(
-                reading.item.sequence_id, reading.forecast.base + len(reading.forecast.guesses), reading.guesses
-            )
-            for reading in drawing
-        ]
-        guesses = iter(coupled_guesses(logits, runs)) if runs else iter(())
-        for reading in drawing:
-            drawn = list(itertools.islice(guesses, reading.guesses))
-            finite = drawn.index(None) if None in drawn else len(drawn)
-            reading.forecast.guesses += [guess for guess in drawn[:finite] if guess is not None]
+    def _remember(self, readings: Iterable[Reading]) -> None:
         for reading in readings:
             self._forecasts[reading.item.sequence_id] = reading.forecast
             # Where branches come true one after the other, nothing is proposed for a long time.
             if reading.forecast.guesses:
                 self._followed.publish(reading.item.sequence_id, reading.forecast.base)
-
-    def _branch(self, readings: list[Reading]) -> dict[int, list[Branch]]:
-        """Draft behind the likeliest outcomes of each sequence, all in one batch; return the branches by sequence."""
-        forks: dict[int, Fork] = {}
-        owners: dict[int, Reading] = {}
-        try:
-            for reading, outcome in self._affordable(readings):
-                fork = self._forks.grow(reading.item.sequence_id, reading.forecast.base, outcome)
-                forks[fork.fork_id], owners[fork.fork_id] = fork, reading
-            chains = self._draft(
-                [
-                    ProposeItem(
-                        fork.fork_id,
-                        reading.item.epoch,
-                        fork.position,
-                        token_ids([fork.outcome.token]),
-                        reading.item.draft_tokens,
-                    )
-                    for fork, reading in zip(forks.values(), owners.values(), strict=True)
-                ]
-            )
-        except BaseException:
-            self._forks.drop([reading.item.sequence_id for reading in readings])
-            raise
-        branches: dict[int, list[Branch]] = {}
-        for fork_id, chain in chains.items():
-            if chain.tokens:
-                fork, outcome = forks[fork_id], forks[fork_id].outcome
-                fork.forecast = chain.forecast()
-                branch = Branch(outcome.accepted, outcome.token, chain.proposal(), outcome.probability)
-                branches.setdefault(owners[fork_id].item.sequence_id, []).append(branch)
-        return branches
-
-    def _affordable(self, readings: list[Reading]) -> list[tuple[Reading, Outcome]]:
-        """Return the outcomes to draft behind, likeliest first: those that context and free blocks have room for."""
-        listed = [
-            (reading, outcome)
-            for reading in readings
-            if reading.forecast.verification is Verification.COUPLED and reading.item.draft_tokens > 0
-            for outcome in self._experience.likeliest_outcomes(reading.forecast, reading.item.branches)
-        ]
-        listed.sort(key=lambda each: -each[1].probability)
-        chosen, free = [], self._engine.free_blocks
-        size, context = self._engine.block_tokens, self._engine.context_length
-        for reading, outcome in listed:
-            position = reading.forecast.base + outcome.accepted
-            # The block that it begins in is copied.
-            needed = blocks_for(min(position + reading.item.draft_tokens, context), size) - position // size
-            if position < context and needed <= free:
-                chosen.append((reading, outcome))
-                free -= needed
-        return chosen

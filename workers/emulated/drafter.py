@@ -128,18 +128,27 @@ class SyntheticDrafter:
             ]
             accepted_so_far *= candidates.probability(draft) if draft is not None else 0.0
         likeliest = sorted(outcomes, key=lambda outcome: (-outcome[0], outcome[1:]))[: item.branches]
-        return tuple(
+        branches = (
             Branch(
                 accepted,
                 token,
-                self._chain(guesses, [*tokens[: length + accepted], token], item.draft_tokens),
+                self._chain(guesses, [*tokens[: length + accepted], token], _most_drafts(item, accepted)),
                 probability,
             )
             for probability, accepted, token in likeliest
             if probability > 0
         )
+        return tuple(branch for branch in branches if len(branch.proposal))
 
 
 def _reading(item: ProposeItem | DraftAheadItem, drafts: Sequence[int] = ()) -> Reading:
     committed = item.committed.tolist()
     return Reading(item, (*committed, *drafts), len(committed))
+
+
+def _most_drafts(item: DraftAheadItem, accepted: int) -> int:
+    """Return how many drafts the allowed steps bring behind an outcome; those behind all drafts begin a step later."""
+    if item.steps is None:
+        return item.draft_tokens
+    begins_late = item.branches == 1 or accepted == len(item.drafts)
+    return min(item.draft_tokens, item.steps - begins_late)

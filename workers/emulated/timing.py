@@ -1,5 +1,6 @@
 """How long an emulated device takes for a step, and waiting until it would be done."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,13 +64,21 @@ class DrafterTiming:
         return self.passes_ms(_rows(passes), sum(len(item.committed) for item, _ in read))
 
     def draft_ahead_ms(self, request: DraftAheadRequest, response: DraftAheadResponse) -> float:
-        """Return the time of one pass over commits and drafts, and then of a pass per draft over all branches."""
+        """Return the time of a pass over commits and drafts, and of a pass per draft over all branches.
+
+        Branches of corrections begin in the former, unless only one is allowed; those behind all drafts after it.
+        """
         read = [(item, answer) for item, answer in zip(request.items, response.items, strict=True) if not answer.lost]
         if not read:
             return 0.0
-        branches = [len(branch.proposal) for _, answer in read for branch in answer.branches]
-        read_tokens = sum(len(item.committed) + len(item.drafts) for item, _ in read)
-        return self.passes_ms([len(read), *_rows(branches)], read_tokens)
+        early, late = [1] * len(read), list[int]()
+        for item, answer in read:
+            for branch in answer.branches:
+                begins_late = item.branches == 1 or branch.accepted == len(item.drafts)
+                (late if begins_late else early).append(len(branch.proposal))
+        rows = [sum(pair) for pair in itertools.zip_longest(_rows(early), [0, *_rows(late)], fillvalue=0)]
+        further_tokens = sum(len(item.committed) + len(item.drafts) - 1 for item, _ in read)
+        return self.passes_ms(rows, rows[0] + further_tokens)
 
 
 def _passes(item: ProposeItem, answer: ProposedItem) -> int:

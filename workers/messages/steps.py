@@ -119,8 +119,9 @@ class DraftAheadItem:
     """A sequence whose chain is being verified, and how far to draft beyond what may come of that.
 
     `first_position` and `committed` are as in `ProposeItem`; behind them the target verifies `drafts`, whoever proposed
-    them. The drafter takes the likeliest outcomes, `branches` of them at most, and drafts `draft_tokens` behind each.
-    `trace_parent` is as in `ProposeItem`.
+    them. The drafter takes the likeliest outcomes, `branches` of them at most, and drafts `draft_tokens` behind each,
+    or what `steps` steps of its model allow, the one that reads the drafts included. `trace_parent` is as in
+    `ProposeItem`.
     """
 
     sequence_id: int
@@ -130,6 +131,7 @@ class DraftAheadItem:
     drafts: TokenIds
     draft_tokens: int
     branches: int
+    steps: int | None = None
     trace_parent: str | None = None
 
 

@@ -21,23 +21,27 @@ REST_EVERY, TRY_EVERY = 24, 64
 
 @dataclass(frozen=True, slots=True)
 class AheadBudget:
-    """Outcomes to draft for of each sequence, and drafts behind each of them."""
+    """Outcomes to draft for of each sequence, drafts behind each of them, and steps of the drafter in all."""
 
     branches: int
     draft_tokens: int
+    steps: int
 
 
 def ahead_budget(sequences: int, draft_tokens: int, verify_ms: float, draft: StepTimeFit) -> AheadBudget | None:
-    """Return what fits into the verification; None if that is not even one draft of one outcome each.
+    """Return what fits into the verification; None if that is not even one draft behind all that are verified.
 
-    Drafting k tokens ahead takes k + 1 steps: the drafter first reads the last of the drafts that are verified. Drafts
-    come before branches: a hit on few of them would make the next round a short one.
+    Behind corrections k drafts take k steps. Behind all drafts they take k + 1, as the drafter first reads the last of
+    these: a step that brings one draft of one outcome, for which no verification waits. Steps come before branches: a
+    hit on few drafts would make the next round a short one.
     """
-    available_ms = verify_ms * TOLERANCE
-    for depth in range(draft_tokens, 0, -1):
+    if draft_tokens == 0:
+        return None
+    for steps in range(draft_tokens + 1, 1, -1):
+        available_ms = verify_ms * (1.0 if steps > max(2, draft_tokens) else TOLERANCE)
         for branches in range(MOST_BRANCHES, 0, -1):
-            if draft.time_ms(sequences) + depth * draft.time_ms(sequences * branches) <= available_ms:
-                return AheadBudget(branches, depth)
+            if steps * draft.time_ms(sequences * branches) <= available_ms:
+                return AheadBudget(branches, draft_tokens, steps)
     return None
 
 

@@ -298,6 +298,7 @@ class Drafting:
             drafts,
             draft_tokens,
             budget.branches,
+            budget.steps,
             None if sequence.trace is None else sequence.trace.ahead_parent,
         )
 
