@@ -28,21 +28,44 @@ class AheadBudget:
     steps: int
 
 
-def ahead_budget(sequences: int, draft_tokens: int, verify_ms: float, draft: StepTimeFit) -> AheadBudget | None:
+def ahead_budget(
+    sequences: int, draft_tokens: int, rate: float, verify_ms: float, draft: StepTimeFit
+) -> AheadBudget | None:
     """Return what fits into the verification; None if that is not even one draft behind all that are verified.
 
     Behind corrections k drafts take k steps. Behind all drafts they take k + 1, as the drafter first reads the last of
-    these: a step that brings one draft of one outcome, for which no verification waits. Steps come before branches: a
-    hit on few drafts would make the next round a short one.
+    these: a step that brings one draft of one outcome, worth its time where acceptance is high. Steps come before
+    branches: a hit on few drafts would make the next round a short one.
+
+    Args:
+        sequences: How many are drafted for.
+        draft_tokens: The most drafts behind one outcome.
+        rate: Their acceptance rate, in [0, 1].
+        verify_ms: The time of the verification.
+        draft: The time of one draft step by its rows.
     """
-    if draft_tokens == 0:
-        return None
+    available_ms = verify_ms * TOLERANCE
     for steps in range(draft_tokens + 1, 1, -1):
-        available_ms = verify_ms * (1.0 if steps > max(2, draft_tokens) else TOLERANCE)
         for branches in range(MOST_BRANCHES, 0, -1):
-            if steps * draft.time_ms(sequences * branches) <= available_ms:
-                return AheadBudget(branches, draft_tokens, steps)
+            step_ms = draft.time_ms(sequences * branches)
+            if steps * step_ms > available_ms:
+                continue
+            if 2 < steps == draft_tokens + 1 and not _last_step_pays(draft_tokens, rate, verify_ms, step_ms):
+                break
+            return AheadBudget(branches, draft_tokens, steps)
     return None
+
+
+def _last_step_pays(draft_tokens: int, rate: float, verify_ms: float, step_ms: float) -> bool:
+    """Whether the k-th draft behind all drafts is worth what the next round then waits for it.
+
+    It becomes a token if k drafts are accepted, what is expected behind them comes, and k drafts again are accepted.
+    Time is worth the E(k) tokens that come with a verification; see `workers.router.goodput`.
+    """
+    steps = draft_tokens + 1
+    longer_ms = max(0.0, steps * step_ms - max(verify_ms, draft_tokens * step_ms))
+    tokens = sum(rate**depth for depth in range(steps))
+    return rate ** (2 * draft_tokens + 1) * verify_ms > tokens * longer_ms or longer_ms == 0
 
 
 @dataclass(slots=True)

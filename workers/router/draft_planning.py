@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from statistics import mean
 
 from workers.router.ahead import AheadBudget, AheadJudge, ahead_budget
 from workers.router.cohorts import form_cohorts, random_cohorts
@@ -152,13 +154,15 @@ class DraftPlanner:
             return min(most, 1)
         return min(most, paying)
 
-    def ahead_budget(self, sequences: int, draft_tokens: int, step_tokens: int, drafter: str) -> AheadBudget | None:
-        """Return how much to draft ahead during a step of `step_tokens` tokens."""
+    def ahead_budget(
+        self, rates: SequenceOf[float], draft_tokens: int, step_tokens: int, drafter: str
+    ) -> AheadBudget | None:
+        """Return how much to draft ahead during a step of `step_tokens` tokens; `rates` are the sequences' own."""
         verify, draft = self.times.verify.fit_or_flat(step_tokens), self._roster.step_fit(drafter)
-        if not self._config.draft_ahead or verify is None or draft is None or not sequences:
+        if not self._config.draft_ahead or verify is None or draft is None or not rates:
             return None
         verify_ms = verify.time_ms(step_tokens)
-        budget = ahead_budget(sequences, draft_tokens, verify_ms, draft)
+        budget = ahead_budget(len(rates), draft_tokens, mean(rates), verify_ms, draft)
         return budget if budget is not None and self.times.ahead.wants(verify_ms) else None
 
     def expected_draft_ms(self, drafter: str | None, steps: int, rows: int) -> float | None:

@@ -241,7 +241,8 @@ class Lane:
                 continue
             mine = [plan for plan in live if plan.drafter_id == worker_id]
             most = max(plan.draft_tokens for plan in mine)
-            budget = self._planner.ahead_budget(len(mine), most, tokens, worker_id)
+            rates = [plan.sequence.acceptance.rate for plan in mine]
+            budget = self._planner.ahead_budget(rates, most, tokens, worker_id)
             if budget is not None:
                 self._drafting.draft_ahead(mine, proposals, budget)
                 any_does = True
