@@ -134,7 +134,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--target-threads", type=int, default=cores)
-    parser.add_argument("--draft-threads", type=int, default=cores)
+    # A drafter has one CPU unless its configuration says otherwise.
+    parser.add_argument("--draft-threads", type=int, default=1)
     parser.add_argument("--quantization", default="none", help="of the service's drafter")
     parser.add_argument("--draft-ahead", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--max-tokens", type=int, default=64)
