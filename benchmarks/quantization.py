@@ -8,6 +8,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,13 @@ def main() -> None:
 
 def load_forms(options: argparse.Namespace) -> dict[str, Engine]:
     """Load the drafter in all forms that work here, so that they can be timed in turn."""
+    forms = {
+        kind: PairOptions(options.dtype, options.threads, kind).drafter(str(options.drafter)) for kind in CANDIDATES
+    }
+    forms["int8 but for the output layer"] = replace(forms["int8"], quantised_output=False)
     drafters = {}
-    for kind in CANDIDATES:
+    for kind, config in forms.items():
         try:
-            config = PairOptions(options.dtype, options.threads, kind).drafter(str(options.drafter))
             drafters[kind] = Engine.load(config)
         except LeadoutError as error:
             print(f"{kind}: {error}", flush=True)

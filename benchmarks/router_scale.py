@@ -31,7 +31,7 @@ async def scale(quick: bool) -> list[Row]:
     config = router_config(**SYNCHRONOUS, max_draft_tokens=DRAFT_TOKENS)
     rows: list[Row] = []
     alone = 0.0
-    for targets in (1, 2, 4, 8):
+    for targets in (1, 2, 4, 8) if quick else (1, 2, 4, 8, 16, 32):
         layout = ServiceLayout((DrafterLayout(AcceptanceProfile((0.8,))),) * targets, targets)
         window = await measure(layout, config, Load(8 * targets, one_class, warm_s, measure_s))
         alone = alone or window.rounds_per_s
