@@ -67,7 +67,8 @@ def test_what_is_drafted_ahead_fits_and_vanishes_with_load(
     assert 1 <= budget.branches <= MOST_BRANCHES
     assert budget.steps * draft.time_ms(sequences * budget.branches) <= verify_ms * TOLERANCE
     more = ahead_budget(sequences * 2, draft_tokens, rate, verify_ms, draft)
-    assert more is None or more.steps <= budget.steps
+    # With fewer branches a step is shorter, and the one behind all drafts may pay.
+    assert more is None or more.steps <= min(budget.steps + 1, draft_tokens + 1)
 
 
 def judged(slowdown: float, saved_ms: float) -> AheadJudge:

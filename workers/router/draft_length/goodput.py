@@ -16,6 +16,8 @@ SMALL_GAIN_PLANS = 32
 SEQUENCES_PER_ROUND = 8
 """While nobody joins, the lengths of n sequences are compared in one of 1 + n / 8 plans: that takes longer for more of
 them, and one round's news changes less."""
+SEARCH_EVERY_MS = 30.0
+"""Nor are they compared more often: it takes a few tenths of a millisecond, for which short rounds would wait."""
 
 
 class GoodputPolicy:
@@ -36,6 +38,7 @@ class GoodputPolicy:
         self._held: dict[int, int] = {}
         self._groups = 1
         self._plans_since = 0
+        self._round_ms = 0.0
         self._behind = 0
         self._a_little_behind = 0
 
@@ -47,7 +50,10 @@ class GoodputPolicy:
             return DraftPlan({})
         self._plans_since += 1
         has_new = any(candidate.sequence_id not in self._held for candidate in candidates)
-        is_search = has_new or self._plans_since > len(candidates) // SEQUENCES_PER_ROUND
+        is_search = has_new or (
+            self._plans_since > len(candidates) // SEQUENCES_PER_ROUND
+            and self._plans_since * self._round_ms >= SEARCH_EVERY_MS
+        )
         if not is_search and not self._probing.is_due:
             self._probing.wait()
             return DraftPlan(self._in_use(candidates), self._groups_for(candidates, view))
@@ -80,7 +86,7 @@ class GoodputPolicy:
         assert view.times is not None
         best = best_plan(rates, limits, view.times, view.max_groups, view.hidden_ms)
         plan = self._choose(candidates, best, rates, limits, view)
-        self._plans_since = 0
+        self._plans_since, self._round_ms = 0, plan.round_ms
         self._held.update(zip((each.sequence_id for each in candidates), plan.draft_tokens.tolist(), strict=True))
         return plan
 
