@@ -1,12 +1,16 @@
 """What is learnt of the times of rounds: from which of them, and for which."""
 
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from tests.fakes.workers import ScriptedDrafter
 from workers.messages import Proposal, ProposedItem, ProposeItem, ProposeRequest, ProposeResponse, token_ids
-from workers.router.draft_planning import LaneTimes
+from workers.router.ahead import LEAST_STEPS
+from workers.router.config import RouterConfig
+from workers.router.draft_length import DraftCandidate, DraftPlan, LaneView
+from workers.router.draft_planning import LONGEST_LEARNING, DraftPlanner, LaneTimes
 from workers.router.peer import Peer
 from workers.router.roster import MOST_READ_TOKENS, Roster
 from workers.router.step_times import StepTimeFit
@@ -85,3 +89,36 @@ def test_a_drafter_that_read_much_before_it_drafted_does_not_count_as_slow_at_dr
     assert roster.step_fit("draft-0") is None
     roster.observe_steps("draft-0", *proposals(MOST_READ_TOKENS, 3))
     assert roster.step_fit("draft-0") == StepTimeFit(4.0, 0.0)
+
+
+class NotedViews:
+    """A policy that drafts nothing and notes how many groups it may form."""
+
+    def __init__(self) -> None:
+        self.max_groups: list[int] = []
+
+    def plan(self, candidates: Sequence[DraftCandidate], view: LaneView) -> DraftPlan:
+        """See `DraftLengthPolicy.plan`."""
+        self.max_groups.append(view.max_groups)
+        return DraftPlan({})
+
+    def forget(self, sequence_id: int) -> None:
+        """See `DraftLengthPolicy.forget`."""
+
+
+def noted_groups(slowdown: float | None, draft_ahead: bool = True, plans: int = 1) -> list[int]:
+    policy = NotedViews()
+    planner = DraftPlanner(policy, Roster(), RouterConfig(max_cohorts=2, draft_ahead=draft_ahead))
+    for _ in range(LEAST_STEPS if slowdown else 0):
+        planner.times.ahead.slowdown.observe(slowdown or 1.0)
+    for _ in range(plans):
+        planner.plan([])
+    return policy.max_groups
+
+
+def test_cohorts_take_turns_only_once_it_is_known_that_the_target_does_not_feel_its_drafter() -> None:
+    assert noted_groups(slowdown=1.0) == [2]
+    assert noted_groups(slowdown=1.4) == [1]
+    assert noted_groups(slowdown=None, draft_ahead=False) == [2]
+    # Where nothing is drafted ahead, it is never known.
+    assert noted_groups(slowdown=None, plans=LONGEST_LEARNING + 1) == [1] * LONGEST_LEARNING + [2]

@@ -95,7 +95,12 @@ class AheadJudge:
     @property
     def devices_are_shared(self) -> bool:
         """Whether the target feels it when its drafter works."""
-        return self.slowdown.count >= LEAST_STEPS and self.slowdown.value > SHARED_SLOWDOWN
+        return self.knows_slowdown and self.slowdown.value > SHARED_SLOWDOWN
+
+    @property
+    def knows_slowdown(self) -> bool:
+        """Whether enough verifications beside drafting were seen."""
+        return self.slowdown.count >= LEAST_STEPS
 
     def pays(self, verify_ms: float) -> bool:
         """Tell whether it saves more than the slower verification costs; yes as long as too little was seen."""

@@ -21,6 +21,8 @@ from workers.router.totals import RoundClock
 LOOKUP_PROBE_ROUNDS = 16
 """Where looked-up drafts do not pay, one is tried in one of so many rounds."""
 MOST_LOOKUPS = 32
+LONGEST_LEARNING = 64
+"""After so many plans cohorts take turns, though it is not known whether target and drafter share a device."""
 RECENT_ROUNDS = 15
 """How many rounds the overhead is taken from."""
 
@@ -78,6 +80,7 @@ class DraftPlanner:
         self._roster = roster
         self._config = config
         self._cohorts: dict[int, int] = {}
+        self._plans = 0
 
     def forget(self, sequence_id: int) -> None:
         """The sequence left the target."""
@@ -93,10 +96,20 @@ class DraftPlanner:
         view = LaneView(
             times,
             self.times.ahead.hidden_ms(verify_ms) if self._config.draft_ahead else 0.0,
-            # Drafting for one cohort beside the verification of another hides nothing where both compete.
-            1 if self.times.ahead.devices_are_shared else self._config.max_cohorts,
+            self._max_groups(),
         )
         return self._policy.plan(candidates, view)
+
+    def _max_groups(self) -> int:
+        """How many cohorts may take turns: drafting beside a verification hides nothing where both compete.
+
+        Whether they do shows when a drafter drafts ahead, which it does for a single cohort; where it never does, that
+        is not waited for.
+        """
+        self._plans += 1
+        judge = self.times.ahead
+        is_awaited = self._config.draft_ahead and not judge.knows_slowdown and self._plans <= LONGEST_LEARNING
+        return 1 if judge.devices_are_shared or is_awaited else self._config.max_cohorts
 
     def round_times(self, sequences: Iterable[Sequence]) -> RoundTimes | None:
         """Return the times that rounds are planned with, those of the slowest drafter in use; None if not yet known."""
