@@ -104,11 +104,11 @@ class AheadJudge:
 
     def pays(self, verify_ms: float) -> bool:
         """Tell whether it saves more than the slower verification costs; yes as long as too little was seen."""
-        if self.slowdown.count < LEAST_STEPS or self.saved_ms.count < LEAST_STEPS:
+        if not self.knows_slowdown or self.saved_ms.count < LEAST_STEPS:
             return True
         return self.saved_ms.value > (self.slowdown.value - 1) * verify_ms
 
     def hidden_ms(self, verify_ms: float) -> float:
         """Return how much of the draft time it takes off a round in the end, at least 0."""
-        slower_ms = max(0.0, self.slowdown.value - 1) * verify_ms if self.slowdown.count else 0.0
+        slower_ms = max(0.0, self.slowdown.value - 1) * verify_ms
         return max(0.0, self.saved_ms.value - slower_ms) if self.is_on else 0.0
